@@ -1,0 +1,65 @@
+# Set-up and daily commands. Everything is installed into .venv, once; `make` alone lists what there is.
+
+PYTHON ?= python3
+# Two workers: the suite also starts processes of its own. `make test PYTEST_FLAGS=-x` runs in one.
+PYTEST_FLAGS ?= -n 2
+SEEDS ?= 500
+FIRST ?= 0
+
+VENV := .venv
+RUN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# -qq: a word only when something fails.
+PIP := $(RUN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint check sim clean
+
+help:
+	@echo "make demo          train on handwritten digits with three nodes, and compare with one process"
+	@echo "make test          run the tests         (PYTEST_FLAGS='-x -k word' to choose)"
+	@echo "make lint          formatting, ruff and mypy"
+	@echo "make check         lint, then the tests"
+	@echo "make sim SEEDS=N   run N seeds of the simulator  (FIRST=S starts at seed S)"
+	@echo "make clean         remove .venv, builds and caches; runs/ stays, it is yours"
+
+demo: $(STAMP)
+	@$(RUN)/w5xde demo
+
+test: $(STAMP)
+	$(RUN)/python -m pytest -q $(PYTEST_FLAGS)
+
+lint: $(STAMP)
+	$(RUN)/ruff format --check
+	$(RUN)/ruff check
+	$(RUN)/mypy
+
+# One after the other, also under `make -j`: what is cheap to know comes first.
+check:
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory test
+
+sim: $(STAMP)
+	$(RUN)/python -m tests.sim --seeds $(SEEDS) --first $(FIRST)
+
+# The stamp is written last, so an installation that was interrupted is done again.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "w5xde needs Python 3.11 or newer, and '$(PYTHON)' is not ($$($(PYTHON) --version 2>&1))." >&2; \
+		echo "Name another one, for example: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "'$(PYTHON)' cannot make virtual environments. On Debian or Ubuntu: apt install python3-venv" >&2; \
+		exit 1; }
+	@# An environment that is broken or older than Python 3.11 is made anew.
+	@$(RUN)/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		$(PYTHON) -m venv --clear $(VENV)
+	@echo "Installing PyTorch into $(VENV) (once; a large download, it may take minutes) ..."
+	@# Alone and first: with the exact version, so that nothing else decides which build comes.
+	@$(PIP) torch
+	@echo "Installing w5xde and its tools into $(VENV) ..."
+	@$(PIP) -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests examples bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

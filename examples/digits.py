@@ -1,0 +1,42 @@
+"""Handwritten digits: a small convolutional network, measured on digits it has never seen.
+
+    w5xde train examples/digits.py --nodes 3 --batches-per-step 4 --epochs 20
+"""
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import w5xde
+from w5xde.datasets import digits
+
+
+def model():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(512, 10),
+    )
+
+
+def loss(model, batch):
+    images, labels = batch
+    return cross_entropy(model(images), labels)
+
+
+def evaluate(model):
+    images, labels = digits("test").tensors
+    return {"accuracy": (model(images).argmax(1) == labels).float().mean().item()}
+
+
+def optimizer(params):
+    return torch.optim.Adam(params, lr=0.01)
+
+
+job = w5xde.Job(model=model, data=digits, loss=loss, optimizer=optimizer, evaluate=evaluate)

@@ -1,0 +1,64 @@
+"""WIIIIIDE: train one PyTorch model on every machine you have.
+
+The public names, nothing else. They are loaded when they are used, so that `w5xde --help` is instant.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from w5xde.api import Result, join, serve, train
+    from w5xde.callbacks import Callback
+    from w5xde.errors import JobError, JoinError, TrainingError, UsageError, W5xdeError
+    from w5xde.learn.job import Job
+    from w5xde.runtime.status import RunStatus
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Job": "w5xde.learn.job",
+    "train": "w5xde.api",
+    "serve": "w5xde.api",
+    "join": "w5xde.api",
+    "Result": "w5xde.api",
+    "Callback": "w5xde.callbacks",
+    "RunStatus": "w5xde.runtime.status",
+    "W5xdeError": "w5xde.errors",
+    "UsageError": "w5xde.errors",
+    "JobError": "w5xde.errors",
+    "JoinError": "w5xde.errors",
+    "TrainingError": "w5xde.errors",
+    "datasets": "w5xde.datasets",
+}
+
+__all__ = [
+    "Callback",
+    "Job",
+    "JobError",
+    "JoinError",
+    "Result",
+    "RunStatus",
+    "TrainingError",
+    "UsageError",
+    "W5xdeError",
+    "__version__",
+    "datasets",
+    "join",
+    "serve",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'w5xde' has no attribute {name!r}")
+    module = importlib.import_module(home)
+    return module if name == "datasets" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

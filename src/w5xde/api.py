@@ -1,0 +1,197 @@
+"""The same from Python: `train`, `serve` and `join`.
+
+Each takes a `Job` (or the name of one), the settings of its command as keyword arguments, and callbacks;
+it returns when the run is over. Environment and `w5xde.toml` count here as on the command line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from w5xde.callbacks import Callback
+from w5xde.config import Settings, resolve
+from w5xde.errors import JoinError, UsageError
+from w5xde.learn.job import Job, load_job
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from w5xde.runtime.coordinator import Coordinator
+    from w5xde.runtime.node import NodeReport
+
+
+@dataclass(slots=True)
+class Result:
+    """What a run gave: the trained model, and everything that --json prints."""
+
+    model: Module
+    summary: dict[str, Any]
+    folder: Path
+    reason: str
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return dict(self.summary["metrics"])
+
+
+class Watcher:
+    """What a view is told of; the default watches nothing."""
+
+    def started(self, coordinator: Coordinator, settings: Settings, job_name: str) -> None:
+        """The coordinator listens."""
+
+    def ended(self) -> None:
+        """It has stopped."""
+
+    def node_note(self, kind: str, text: str) -> None:
+        """A node of ours has something to say."""
+
+
+@dataclass(slots=True)
+class _Named:
+    """A job and what it is called in names and join lines."""
+
+    job: Job
+    reference: str
+    stem: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        place = self.reference.rpartition(":")[0] or self.reference
+        self.stem = Path(place).stem.rpartition(".")[2] or "run"
+
+
+def _find(job: Job | str) -> _Named:
+    if isinstance(job, Job):
+        return _Named(job, "JOB")
+    return _Named(load_job(job), job)
+
+
+def _resolve(command: str, arguments: dict[str, Any]) -> Settings:
+    return resolve(command, arguments, environment=os.environ, folder=Path.cwd())
+
+
+def train(job: Job | str, nodes: int = 2, *, callbacks: Iterable[Callback] = (), **settings: Any) -> Result:
+    """Train on this machine with `nodes` processes; others may join too."""
+    return run_coordinator(job, _resolve("train", {"nodes": nodes, **settings}), callbacks)
+
+
+def serve(job: Job | str, *, callbacks: Iterable[Callback] = (), **settings: Any) -> Result:
+    """Own the model and the data, and wait for nodes to join."""
+    return run_coordinator(job, _resolve("serve", settings), callbacks)
+
+
+def join(address: str, job: Job | str, **settings: Any) -> NodeReport:
+    """Work for the coordinator at `host:port` until its run is over."""
+    return run_nodes(address, job, _resolve("join", settings))
+
+
+# --- the coordinator ------------------------------------------------------------------------------
+
+
+def run_coordinator(
+    job: Job | str, settings: Settings, callbacks: Iterable[Callback] = (), watcher: Watcher | None = None
+) -> Result:
+    """A whole run, with settings that are already checked."""
+    named = _find(job)
+    from w5xde.learn.prepare import use_threads
+    from w5xde.runtime.nursery import Nursery
+
+    use_threads(settings.threads)
+    # Forked first: a fork after torch has started threads, or sockets are open, would copy them.
+    nursery = Nursery(named.job, settings) if settings.nodes else None
+    try:
+        return _run_prepared(named, settings, callbacks, watcher or Watcher(), nursery)
+    finally:
+        if nursery is not None:
+            nursery.close()
+
+
+def _run_prepared(
+    named: _Named, settings: Settings, callbacks: Iterable[Callback], watcher: Watcher, nursery: Any
+) -> Result:
+    from w5xde.learn.prepare import prepare
+    from w5xde.runtime.coordinator import Coordinator
+    from w5xde.runtime.local import LocalNodes
+    from w5xde.runtime.recorder import Recorder
+
+    prepared = prepare(named.job, settings)
+    recorder = Recorder(settings, named.stem)
+    coordinator = Coordinator(prepared, settings, recorder, callbacks)
+    recorder.manifest(coordinator.manifest(named.reference))
+
+    def opened(host: str, port: int) -> None:
+        watcher.started(coordinator, settings, named.reference)
+        if nursery is not None:
+            LocalNodes(nursery, coordinator, settings.nodes, host, port).start()
+
+    try:
+        asyncio.run(_with_signals(coordinator.run(opened), coordinator.stop))
+    finally:
+        watcher.ended()
+        try:
+            summary = coordinator.conclude()
+        finally:
+            recorder.close()
+    return Result(prepared.learner.flat.module, summary, recorder.folder, coordinator.reason)
+
+
+async def _with_signals(work: Any, stop: Callable[[str], None]) -> None:
+    """The first Ctrl-C (or SIGTERM) stops politely, the second at once."""
+    running = asyncio.ensure_future(work)
+    if threading.current_thread() is threading.main_thread():
+        loop = asyncio.get_running_loop()
+        asked = False
+
+        def interrupted() -> None:
+            nonlocal asked
+            if asked:
+                running.cancel()
+            else:
+                asked = True
+                stop("interrupted")
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, interrupted)
+    try:
+        await running
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+# --- nodes ----------------------------------------------------------------------------------------
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """`host:port`, also with an IPv6 host in brackets."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UsageError(
+            f"{address!r} is not an address", code="W5-111", fix="give host and port, for example 192.168.1.20:5555"
+        )
+    return host, int(port)
+
+
+def run_nodes(address: str, job: Job | str, settings: Settings, watcher: Watcher | None = None) -> NodeReport:
+    """One node, with settings that are already checked."""
+    host, port = parse_address(address)
+    named = _find(job)
+    from w5xde.runtime.node import Node, run_node
+
+    note = (watcher or Watcher()).node_note
+    node = Node(named.job, host, port, settings, note)
+    signals = threading.current_thread() is threading.main_thread()
+    try:
+        return asyncio.run(run_node(node, signals=signals))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+__all__ = ["JoinError", "Result", "Watcher", "join", "parse_address", "run_coordinator", "run_nodes", "serve", "train"]

@@ -1,0 +1,30 @@
+"""Callbacks: what a program can hear of a run while it goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Callback:
+    """Override what you want to hear of. Calls come from the coordinator's loop, so be brief.
+
+    `run` is a `w5xde.RunStatus`: how far the run is, its rates and its nodes.
+    """
+
+    def on_start(self, run: Any) -> None:
+        """The coordinator listens; `run.address` is where."""
+
+    def on_step(self, run: Any, step: int, loss: float) -> None:
+        """An optimizer step was applied."""
+
+    def on_evaluate(self, run: Any, metrics: dict[str, float]) -> None:
+        """The model was evaluated."""
+
+    def on_node_join(self, run: Any, node: str) -> None:
+        """A node joined."""
+
+    def on_node_leave(self, run: Any, node: str, reason: str) -> None:
+        """A node left, or was lost."""
+
+    def on_end(self, run: Any, summary: dict[str, Any]) -> None:
+        """The run is over; `summary` is what --json prints."""

@@ -1,0 +1,1 @@
+"""Decisions: events and `now` in, effects out. No sockets, tensors, clocks or randomness inside."""

@@ -1,0 +1,170 @@
+"""What the coordinator's core is told (events) and what it wants done (effects).
+
+The core speaks of batches, leases and versions; whoever performs the effects attaches the bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from w5xde.control.leases import Lease
+from w5xde.control.plan import StepPlan
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Joined:
+    """A node passed every check and may be lent work."""
+
+    node: str
+
+
+@dataclass(slots=True)
+class Left:
+    """A node is gone: it said so, or its connection closed."""
+
+    node: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Answered:
+    """A node sent a usable vector for a lease; a batch took it this long, transfer included."""
+
+    node: str
+    lease: int
+    batch_seconds: float
+
+
+@dataclass(slots=True)
+class Failed:
+    """A node could not compute a lease, or what it sent was not usable."""
+
+    node: str
+    lease: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Dropped:
+    """A node skipped a lease that had been cancelled, or it could not be sent to it."""
+
+    node: str
+    lease: int
+
+
+@dataclass(slots=True)
+class Discovered:
+    """The data stream gave another batch of an epoch, or (samples 0) the epoch ended there."""
+
+    epoch: int
+    samples: int
+
+
+@dataclass(slots=True)
+class Stepped:
+    """The learner has applied a step."""
+
+    step: int
+
+
+@dataclass(slots=True)
+class Broke:
+    """Training cannot go on (the learner or the loader says so)."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class Stop:
+    """Finish politely: the step in progress, and no other."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class Ticked:
+    """Time has passed."""
+
+
+Event: TypeAlias = Joined | Left | Answered | Failed | Dropped | Discovered | Stepped | Broke | Stop | Ticked
+
+# --- effects --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Assign:
+    """Send these leases to the node, together; with the parameters of their version if it lacks them."""
+
+    node: str
+    leases: list[Lease]
+
+
+@dataclass(slots=True)
+class Cancel:
+    """Tell the node that these leases are no longer needed."""
+
+    node: str
+    leases: list[int]
+
+
+@dataclass(slots=True)
+class Reject:
+    """The answer to this lease changes nothing; tell the node why."""
+
+    node: str
+    lease: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Fold:
+    """Add the vector that came for this lease to its step's tree."""
+
+    lease: Lease
+
+
+@dataclass(slots=True)
+class Step:
+    """Every batch of the step is in: step the optimizer. `shares` tells who gave which batches."""
+
+    plan: StepPlan
+    version: int
+    shares: list[tuple[int, int, str]]
+
+
+@dataclass(slots=True)
+class Evaluate:
+    """Measure the model as it is now."""
+
+    step: int
+
+
+@dataclass(slots=True)
+class Close:
+    """Part with this node."""
+
+    node: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Note:
+    """Something a person may want to know, with the facts behind the sentence."""
+
+    kind: str
+    text: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Finish:
+    """The run is over. An `error` says that it did not end as it should."""
+
+    reason: str
+    error: str = ""
+
+
+Effect: TypeAlias = Assign | Cancel | Reject | Fold | Step | Evaluate | Close | Note | Finish

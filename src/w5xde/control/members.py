@@ -1,0 +1,124 @@
+"""Members: who is here, when last heard, how fast, and how much they hold.
+
+Knows no sockets and no clock: callers pass `now`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+# Nodes beat every two seconds; three missed beats and a little make a silent node a dead one.
+SILENCE_SECONDS = 7.0
+BEAT_SECONDS = 2.0
+# A tick that comes this much late means that we were stopped or starved, not that the nodes were silent.
+STALL_SECONDS = 1.0
+# How fast an estimate follows a change: the weight of the newest measurement.
+_NEWEST = 0.3
+
+
+@dataclass(slots=True)
+class Member:
+    """One node, from the coordinator's side."""
+
+    name: str
+    joined_at: float
+    heard_at: float
+    # Seconds a batch takes there, transfer included; None until the first answer.
+    batch_seconds: float | None = None
+    # Leases the node has in hand, cancelled ones too until it says so: lease id -> batches.
+    pending: dict[int, int] = field(default_factory=dict)
+    pending_batches: int = 0
+    # When it will have worked off what it holds, as far as we can tell.
+    free_at: float = 0.0
+    failures_in_a_row: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Batches a second; 0 while unknown."""
+        return 1.0 / self.batch_seconds if self.batch_seconds else 0.0
+
+
+class Members:
+    """Everybody who may be lent work."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, Member] = {}
+        self._ticked_at: float | None = None
+        # Kept up to date rather than summed, so that a decision costs the same with a thousand nodes.
+        self.pool_rate = 0.0
+        self.pending_batches = 0
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    def get(self, name: str) -> Member | None:
+        return self._members.get(name)
+
+    def join(self, name: str, now: float) -> Member:
+        if name in self._members:
+            raise ValueError(f"{name} is here already")
+        member = self._members[name] = Member(name, joined_at=now, heard_at=now, free_at=now)
+        return member
+
+    def leave(self, name: str) -> Member | None:
+        member = self._members.pop(name, None)
+        if member is not None:
+            self.pool_rate = sum(m.rate for m in self)
+            self.pending_batches -= member.pending_batches
+        return member
+
+    def heard(self, name: str, now: float) -> None:
+        member = self._members.get(name)
+        if member is not None:
+            member.heard_at = now
+
+    def lend(self, member: Member, lease: int, batches: int, now: float) -> float:
+        """Note that the member holds a lease; returns when we expect it back."""
+        member.pending[lease] = batches
+        member.pending_batches += batches
+        self.pending_batches += batches
+        member.free_at = max(now, member.free_at) + batches * self.expected_batch_seconds(member)
+        return member.free_at
+
+    def returned(self, member: Member, lease: int, now: float) -> None:
+        """The member is done with a lease, however it ended."""
+        batches = member.pending.pop(lease, 0)
+        member.pending_batches -= batches
+        self.pending_batches -= batches
+        member.free_at = now + member.pending_batches * self.expected_batch_seconds(member)
+
+    def measured(self, member: Member, batch_seconds: float) -> None:
+        before = member.rate
+        if member.batch_seconds is None:
+            member.batch_seconds = batch_seconds
+        else:
+            member.batch_seconds += _NEWEST * (batch_seconds - member.batch_seconds)
+        self.pool_rate += member.rate - before
+
+    def expected_batch_seconds(self, member: Member) -> float:
+        """What we know of the member, else what is usual in the pool."""
+        if member.batch_seconds is not None:
+            return member.batch_seconds
+        measured = sum(1 for m in self if m.batch_seconds is not None)
+        return measured / self.pool_rate if self.pool_rate > 0 else 0.0
+
+    def forgive_stall(self, now: float, expected_seconds: float) -> float:
+        """Called at every tick. If we ourselves were stopped, nobody is blamed for that time."""
+        before, self._ticked_at = self._ticked_at, now
+        if before is None or now - before < expected_seconds + STALL_SECONDS:
+            return 0.0
+        stall = now - before - expected_seconds
+        for member in self:
+            member.heard_at += stall
+            member.free_at += stall
+        return stall
+
+    def silent(self, now: float) -> list[Member]:
+        return [m for m in self if now - m.heard_at > SILENCE_SECONDS]

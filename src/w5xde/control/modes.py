@@ -1,0 +1,406 @@
+"""Modes: who is lent which batches next, what is admitted, and when a step is complete.
+
+`Sync` works on one step at a time and splits it along the canonical tree; `Async` lends whole steps and
+takes each answer as it comes, within a bound of staleness. Both only decide: they touch no tensors,
+no sockets and no clock.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable
+
+from w5xde.control.leases import Lease, Leases
+from w5xde.control.members import Member, Members
+from w5xde.control.plan import Plan, StepPlan
+from w5xde.tree import PairwiseTree, Span, halves
+
+# One lease being computed and one waiting, so that a node never waits for a round trip.
+WINDOW_LEASES = 2
+# A lease shorter than this costs more to send than to compute.
+LEASE_SECONDS_MIN = 0.0005
+# Async: batches worth about this long travel together; small models would otherwise only send messages.
+FRAME_SECONDS = 0.004
+FRAME_LEASES_MAX = 64
+# A copy of a lease must promise to be sooner by this factor and margin, or replace one that is this late.
+COPY_FACTOR = 1.5
+COPY_MARGIN_SECONDS = 0.005
+OVERDUE_SECONDS_MIN = 0.05
+# Async: a node that beats but does not answer for this long (or four times what was expected) is overtaken.
+STUCK_SECONDS_MIN = 10.0
+# A batch is given up after this many failures, on at least two nodes if there are two.
+ATTEMPTS_MAX = 3
+# Nodes slower than this many times the pool's mean are asked whether they would finish in time.
+SLOW_FACTOR = 1.5
+
+Share = tuple[int, int, str]
+
+
+class StepWork:
+    """A step in progress: which of its spans are free, which are in, and who gave them."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.plan = plan
+        self.tree: PairwiseTree[list[Share]] = PairwiseTree(plan.count, list.__add__)
+        self.free = [Span(0, plan.count)]
+        self.free_batches = plan.count
+        # Spans that failed, and on which nodes; afterwards batches are lent one by one to find the culprit.
+        self.failures: dict[Span, list[str]] = {}
+        self.returned: set[Span] = set()
+
+    def carve(self, node: str, want: int, members: Members) -> Span | None:
+        """Take an aligned span of at most `want` batches from what is free, lowest first."""
+        want = 1 if self.failures else max(1, want)
+        for at, span in enumerate(self.free):
+            if node in self.failures.get(span, ()) and self._others_may_try(span, members):
+                continue
+            while span.count > want:
+                span, rest = halves(span)
+                self.free[at] = rest
+                self.free.insert(at, span)
+            del self.free[at]
+            self.free_batches -= span.count
+            return span
+        return None
+
+    def give_back(self, span: Span, leases: Iterable[Lease]) -> int:
+        """Free what of the span is neither in nor in other hands; returns how many batches that is."""
+        if self.tree.covers(span) or any(lease.span.holds(span) for lease in leases):
+            return 0
+        if any(free.holds(span) for free in self.free):
+            return 0
+        if span.count > 1 and any(True for held, _ in self.tree if span.holds(held)):
+            return sum(self.give_back(half, leases) for half in halves(span))
+        self.free = sorted([free for free in self.free if not span.holds(free)] + [span])
+        self.free_batches = sum(free.count for free in self.free)
+        self.returned.add(span)
+        return span.count
+
+    def failed(self, span: Span, node: str, leases: Iterable[Lease]) -> None:
+        """The span failed on a node: offer it again, batch by batch."""
+        self.failures.setdefault(span, []).append(node)
+        for batch in range(span.start, span.stop):
+            self.failures.setdefault(Span(batch, batch + 1), [])
+            self.give_back(Span(batch, batch + 1), leases)
+
+    def is_hopeless(self, span: Span, members: Members) -> bool:
+        """Whether the span has failed often enough, and everywhere it could be tried."""
+        tried = self.failures.get(span, [])
+        if len(tried) < ATTEMPTS_MAX:
+            return False
+        return len(set(tried)) >= 2 or not self._others_may_try(span, members)
+
+    def _others_may_try(self, span: Span, members: Members) -> bool:
+        tried = self.failures.get(span, ())
+        return any(member.name not in tried for member in members)
+
+
+class Mode(ABC):
+    """What both modes share: the pool, the plan, and writing a lease down."""
+
+    def __init__(self, plan: Plan, members: Members, leases: Leases) -> None:
+        self.plan = plan
+        self.members = members
+        self.leases = leases
+        self.batches_relent = 0
+        # Set when the run is asked to stop: what is begun is finished, nothing new is begun.
+        self.is_closing = False
+
+    @abstractmethod
+    def grants(self, candidates: Iterable[Member], version: int, now: float) -> list[list[Lease]]:
+        """New leases for these members, already recorded; each list travels as one message."""
+
+    @abstractmethod
+    def admit(self, lease: Lease, version: int) -> str:
+        """Why the answer to a lease must be refused, or nothing."""
+
+    @abstractmethod
+    def take(self, lease: Lease) -> StepWork | None:
+        """Count an admitted answer; returns the step's work if that completed it."""
+
+    @abstractmethod
+    def give_back(self, lease: Lease, *, failed: bool = False) -> StepWork | None:
+        """The lease ended without an answer: its batches must be lent again. Returns their step's work."""
+
+    @abstractmethod
+    def stepped(self, step: int) -> Iterable[Member]:
+        """The learner has applied a complete step; returns who may be waiting for that."""
+
+    @abstractmethod
+    def overtake(self, now: float) -> None:
+        """Look for leases that are so late that somebody else should compute them too."""
+
+    @property
+    @abstractmethod
+    def open_works(self) -> list[StepWork]:
+        """Steps that are begun and not complete."""
+
+    @property
+    @abstractmethod
+    def is_settled(self) -> bool:
+        """Whether nothing is left to do for what was begun."""
+
+    def lend(self, member: Member, work: StepWork, span: Span, version: int, now: float) -> Lease:
+        number = self.leases.new_id()
+        expected_at = self.members.lend(member, number, span.count, now)
+        lease = Lease(number, member.name, work.plan, span, version, now, expected_at)
+        self.leases.grant(lease)
+        if any(back.holds(span) for back in work.returned):
+            self.batches_relent += span.count
+        return lease
+
+
+class Sync(Mode):
+    """One step at a time, shared out by speed; the last spans are also lent to whoever is idle."""
+
+    def __init__(self, plan: Plan, members: Members, leases: Leases) -> None:
+        super().__init__(plan, members, leases)
+        self._work: StepWork | None = None
+        self._applying: int | None = None
+
+    @property
+    def open_works(self) -> list[StepWork]:
+        return [self._work] if self._work is not None else []
+
+    @property
+    def is_settled(self) -> bool:
+        # A step that nobody is left to finish is given up when the run is asked to stop.
+        abandoned = self.is_closing and not self.members
+        return self._applying is None and (self._work is None or abandoned)
+
+    def admit(self, lease: Lease, version: int) -> str:
+        work = self._work
+        if work is None or work.plan.index != lease.step.index:
+            return f"step {lease.step.index} is complete"
+        if work.tree.covers(lease.span):
+            return "somebody else was sooner"
+        return ""
+
+    def take(self, lease: Lease) -> StepWork | None:
+        work = self._work
+        if work is None:
+            raise ValueError(f"no step is open for lease {lease.id}")
+        work.tree.put(lease.span, [(lease.span.start, lease.span.stop, lease.node)])
+        # What this answer covers need not be lent any more.
+        work.free = [span for span in work.free if not lease.span.holds(span)]
+        work.free_batches = sum(span.count for span in work.free)
+        if not work.tree.is_complete:
+            return None
+        self._work, self._applying = None, work.plan.index
+        return work
+
+    def give_back(self, lease: Lease, *, failed: bool = False) -> StepWork | None:
+        work = self._work
+        if work is None or work.plan.index != lease.step.index:
+            return None
+        others = self.leases.of_step(lease.step.index)
+        if failed:
+            work.failed(lease.span, lease.node, others)
+        else:
+            work.give_back(lease.span, others)
+        return work
+
+    def stepped(self, step: int) -> Iterable[Member]:
+        if step != self._applying:
+            raise ValueError(f"step {step} was applied while {self._applying} was expected")
+        self._applying = None
+        return self.members
+
+    def overtake(self, now: float) -> None:
+        """Nothing to look for: idle nodes are offered late spans whenever they ask."""
+
+    def grants(self, candidates: Iterable[Member], version: int, now: float) -> list[list[Lease]]:
+        if self._applying is not None:
+            return []
+        if self._work is None:
+            step = None if self.is_closing else self.plan.next_step()
+            if step is None:
+                return []
+            self._work = StepWork(step)
+            candidates = self.members
+        work = self._work
+        found: list[list[Lease]] = []
+        ordered = sorted(candidates, key=lambda m: max(now, m.free_at) + self.members.expected_batch_seconds(m))
+        for held in range(WINDOW_LEASES):
+            for member in ordered:
+                if not work.free:
+                    break
+                if len(member.pending) != held or (held and member.batch_seconds is None):
+                    continue
+                if not self._is_in_time(member, work, now):
+                    continue
+                span = work.carve(member.name, self._fair_share(member, work), self.members)
+                if span is not None:
+                    found.append([self.lend(member, work, span, version, now)])
+        if not work.free:
+            idle = [member for member in ordered if not member.pending]
+            for member in idle:
+                copy = self._worth_copying(member, len(idle), work, now)
+                if copy is not None:
+                    found.append([self.lend(member, work, copy, version, now)])
+        return found
+
+    def _fair_share(self, member: Member, work: StepWork) -> int:
+        """A power of two of batches: what the member can still take if all are to be done together."""
+        if not member.batch_seconds:
+            return 1
+        together = (work.free_batches + self.members.pending_batches) / self.members.pool_rate
+        share = int(together * member.rate - member.pending_batches + 0.01)
+        share = max(share, int(LEASE_SECONDS_MIN / member.batch_seconds), 1)
+        return 1 << (share.bit_length() - 1)
+
+    def _is_in_time(self, member: Member, work: StepWork, now: float) -> bool:
+        """Whether the member would be done with one more batch before the others were done with all of them."""
+        mine = self.members.expected_batch_seconds(member)
+        if work.failures or mine * self.members.pool_rate <= SLOW_FACTOR * len(self.members):
+            return True
+        others_rate = self.members.pool_rate - member.rate
+        if others_rate <= 0:
+            return True
+        batches = work.free_batches + self.members.pending_batches - member.pending_batches
+        soonest = min(
+            max(0.0, other.free_at - now) + self.members.expected_batch_seconds(other)
+            for other in self.members
+            if other is not member
+        )
+        return max(0.0, member.free_at - now) + mine <= max(batches / others_rate, soonest)
+
+    def _worth_copying(self, member: Member, idle: int, work: StepWork, now: float) -> Span | None:
+        """A span somebody else holds which this idle member would give sooner, the latest one first."""
+        mine = self.members.expected_batch_seconds(member)
+        best: Span | None = None
+        latest = 0.0
+        outstanding = self.leases.of_step(work.plan.index)
+        for lease in outstanding:
+            span = self._part_to_copy(lease, idle, outstanding, work)
+            if lease.node == member.name or span is None:
+                continue
+            left = lease.expected_at - now
+            overdue = max(OVERDUE_SECONDS_MIN, 0.5 * (lease.expected_at - lease.granted_at))
+            is_sooner = left > span.count * mine * COPY_FACTOR + COPY_MARGIN_SECONDS
+            if (is_sooner or -left > overdue) and abs(left) > latest:
+                best, latest = span, abs(left)
+        return best
+
+    @staticmethod
+    def _part_to_copy(lease: Lease, idle: int, outstanding: list[Lease], work: StepWork) -> Span | None:
+        """Several idle nodes share a long lease between them; nothing is copied twice."""
+        spans = [lease.span]
+        while spans[0].count > 1 and len(spans) < idle:
+            spans = [half for span in spans for half in (halves(span) if span.count > 1 else (span,))]
+        for span in spans:
+            if work.tree.covers(span):
+                continue
+            holders = sum(1 for other in outstanding if other.span.holds(span) or span.holds(other.span))
+            if holders < 2:
+                return span
+        return None
+
+
+class Async(Mode):
+    """Every node works on steps of its own; an answer is applied as it comes, if it is fresh enough."""
+
+    def __init__(self, plan: Plan, members: Members, leases: Leases, staleness: int) -> None:
+        super().__init__(plan, members, leases)
+        self._staleness = staleness
+        self._works: dict[int, StepWork] = {}
+        self._applying: set[int] = set()
+        self._again: deque[StepWork] = deque()
+        self._overtaken: set[int] = set()
+
+    @property
+    def open_works(self) -> list[StepWork]:
+        return list(self._works.values())
+
+    @property
+    def is_settled(self) -> bool:
+        return not self._applying and (not self._works or self.is_closing)
+
+    def admit(self, lease: Lease, version: int) -> str:
+        if lease.step.index not in self._works:
+            return f"step {lease.step.index} is complete"
+        if version - lease.version > self._staleness:
+            return f"computed on version {lease.version}, now {version}; the bound is {self._staleness}"
+        return ""
+
+    def take(self, lease: Lease) -> StepWork | None:
+        work = self._works.pop(lease.step.index)
+        work.tree.put(lease.span, [(lease.span.start, lease.span.stop, lease.node)])
+        self._applying.add(work.plan.index)
+        return work
+
+    def give_back(self, lease: Lease, *, failed: bool = False) -> StepWork | None:
+        work = self._works.get(lease.step.index)
+        if work is None:
+            return None
+        others = self.leases.of_step(lease.step.index)
+        if failed:
+            work.failures.setdefault(lease.span, []).append(lease.node)
+        if work.give_back(lease.span, others):
+            self._again.append(work)
+        return work
+
+    def stepped(self, step: int) -> Iterable[Member]:
+        # Nobody waits for it: the version already counts the step.
+        self._applying.discard(step)
+        return ()
+
+    def overtake(self, now: float) -> None:
+        for lease in self.leases:
+            patience = max(STUCK_SECONDS_MIN, 4 * (lease.expected_at - lease.granted_at))
+            if now - lease.expected_at > patience and lease.id not in self._overtaken:
+                work = self._works.get(lease.step.index)
+                if work is not None and not work.free:
+                    self._overtaken.add(lease.id)
+                    work.give_back(lease.span, ())
+                    self._again.append(work)
+
+    def grants(self, candidates: Iterable[Member], version: int, now: float) -> list[list[Lease]]:
+        found: list[list[Lease]] = []
+        if self.is_closing:
+            return found
+        in_flight_max = max(1, (self._staleness + 1) // max(1, len(self.members)))
+        for member in candidates:
+            frame = self._frame_leases(member, in_flight_max)
+            while not member.pending or (
+                len(member.pending) <= frame and len(member.pending) + frame <= in_flight_max
+            ):
+                leases = self._lend_some(member, frame, version, now)
+                if not leases:
+                    break
+                found.append(leases)
+        return found
+
+    def _frame_leases(self, member: Member, in_flight_max: int) -> int:
+        if not member.batch_seconds:
+            return 1
+        return max(1, min(int(FRAME_SECONDS / member.batch_seconds), in_flight_max // 2, FRAME_LEASES_MAX))
+
+    def _lend_some(self, member: Member, count: int, version: int, now: float) -> list[Lease]:
+        leases: list[Lease] = []
+        while len(leases) < count:
+            work = self._next_work(member)
+            if work is None:
+                break
+            span = Span(0, work.plan.count)
+            work.free.clear()
+            work.free_batches = 0
+            leases.append(self.lend(member, work, span, version, now))
+        return leases
+
+    def _next_work(self, member: Member) -> StepWork | None:
+        for _ in range(len(self._again)):
+            work = self._again.popleft()
+            if work.plan.index not in self._works or not work.free:
+                continue
+            tried = work.failures.get(Span(0, work.plan.count), [])
+            if member.name in tried and any(m.name not in tried for m in self.members):
+                self._again.append(work)
+                continue
+            return work
+        step = self.plan.next_step()
+        if step is None:
+            return None
+        work = self._works[step.index] = StepWork(step)
+        return work

@@ -1,0 +1,120 @@
+"""The plan: which batches make the next step. Deterministic, resumable, the same whoever helps.
+
+A step is `step_batches` consecutive batches of one epoch (fewer at its end); steps never span epochs.
+Which samples a batch holds is the data source's business; here a batch is its index and its size.
+Knows no samples, no shuffling and no clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Batches `first, first + 1, …` of an epoch, one size each: what one optimizer step is made of."""
+
+    index: int
+    epoch: int
+    first: int
+    sizes: tuple[int, ...]
+    ends_epoch: bool
+
+    @property
+    def count(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def samples(self) -> int:
+        return sum(self.sizes)
+
+
+class Plan:
+    """Hands out steps in order, up to the limits of the run."""
+
+    def __init__(
+        self,
+        *,
+        step_batches: int,
+        epoch_limit: int | None,
+        step_limit: int | None,
+        samples: int | None,
+        batch_size: int,
+    ) -> None:
+        self._step_batches = step_batches
+        self._epoch_limit = epoch_limit
+        self._step_limit = step_limit
+        self._samples = samples
+        self._batch_size = batch_size
+        self._epoch = 0
+        self._first = 0
+        self._index = 0
+        # A stream tells us its batches as it goes: sizes beyond the cursor, and 0 where an epoch ends.
+        self._stream: deque[int] = deque()
+        self._stream_epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no step will ever follow."""
+        if self._step_limit is not None and self._index >= self._step_limit:
+            return True
+        return self._epoch_limit is not None and self._epoch >= self._epoch_limit
+
+    @property
+    def steps_total(self) -> int | None:
+        """How many steps the whole run has, where that is known."""
+        limits = [] if self._step_limit is None else [self._step_limit]
+        if self._epoch_limit is not None and self._samples is not None:
+            batches = -(-self._samples // self._batch_size)
+            limits.append(self._epoch_limit * -(-batches // self._step_batches))
+        return min(limits, default=None)
+
+    def discovered(self, epoch: int, samples: int) -> None:
+        """The stream gave a batch of this many samples, or with 0 its epoch ended."""
+        if self._samples is not None or epoch != self._stream_epoch:
+            raise ValueError(f"a batch of epoch {epoch} discovered in epoch {self._stream_epoch}")
+        self._stream.append(samples)
+        self._stream_epoch += samples == 0
+
+    def next_step(self) -> StepPlan | None:
+        """The next step, or None: the plan is over, or its data is not there yet."""
+        if self.is_over:
+            return None
+        sizes, ends_epoch = self._sizes()
+        if not sizes:
+            return None
+        step = StepPlan(self._index, self._epoch, self._first, sizes, ends_epoch)
+        self._index += 1
+        self._first += len(sizes)
+        if ends_epoch:
+            self._epoch += 1
+            self._first = 0
+        return step
+
+    def _sizes(self) -> tuple[tuple[int, ...], bool]:
+        if self._samples is None:
+            return self._stream_sizes()
+        left = self._samples - self._first * self._batch_size
+        sizes = []
+        while left > 0 and len(sizes) < self._step_batches:
+            sizes.append(min(self._batch_size, left))
+            left -= sizes[-1]
+        return tuple(sizes), left <= 0
+
+    def _stream_sizes(self) -> tuple[tuple[int, ...], bool]:
+        # One batch more than the step must be known, or the last step of an epoch could not tell that it is.
+        ahead = list(islice(self._stream, self._step_batches + 1))
+        if 0 in ahead:
+            sizes = ahead[: ahead.index(0)]
+            for _ in range(len(sizes) + 1):
+                self._stream.popleft()
+            return tuple(sizes), True
+        if len(ahead) <= self._step_batches:
+            return (), False
+        return tuple(self._stream.popleft() for _ in range(self._step_batches)), False

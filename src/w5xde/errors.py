@@ -1,0 +1,87 @@
+"""What can go wrong, and whose fault it was.
+
+    W5xdeError
+    ├── UserError              refused before a socket opens, with the sentence that fixes it
+    │   ├── UsageError           a flag, a variable or w5xde.toml (exit 2)
+    │   ├── JobError             the job file, model, data, loss or optimizer (exit 20)
+    │   └── StorageError         the run folder (exit 40)
+    ├── JoinError              nobody answers, or the coordinator said no (exit 10)
+    ├── ProtocolError
+    │   ├── LocalProtocolError   we tried to say something illegal: our bug, stop
+    │   └── RemoteProtocolError  the peer did: close that peer, carry on
+    └── TrainingError          training itself cannot go on (exit 30)
+
+A node that dies is not an exception but an event, and a lease that is overdue is a list.
+"""
+
+from __future__ import annotations
+
+
+class W5xdeError(Exception):
+    """An error a person can act on: what happened, why, and what to do about it."""
+
+    exit_code = 70
+
+    def __init__(self, what: str, *, code: str = "W5-700", why: str = "", fix: str = "") -> None:
+        super().__init__(what)
+        self.code = code
+        self.what = what
+        self.why = why
+        self.fix = fix
+
+    def lines(self) -> list[str]:
+        """The message as it is shown, one line for each part that there is."""
+        parts = [f"error[{self.code}]: {self.what}"]
+        if self.why:
+            parts.append(f"  why: {self.why}")
+        if self.fix:
+            parts.append(f"  fix: {self.fix}")
+        return parts
+
+
+class UserError(W5xdeError):
+    """Something the user asked for cannot be right; nothing has been started yet."""
+
+    exit_code = 2
+
+
+class UsageError(UserError):
+    """A setting is unknown, malformed or contradicts another."""
+
+
+class JobError(UserError):
+    """The job cannot be trained as it is written."""
+
+    exit_code = 20
+
+
+class StorageError(UserError):
+    """The run folder cannot be used."""
+
+    exit_code = 40
+
+
+class JoinError(W5xdeError):
+    """This machine cannot take part: nobody answers, or the coordinator refused."""
+
+    exit_code = 10
+
+
+class ProtocolError(W5xdeError):
+    """Bytes or messages that break the protocol."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We were about to break the protocol ourselves."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke the protocol; only its connection suffers."""
+
+    exit_code = 10
+
+
+class TrainingError(W5xdeError):
+    """Training cannot go on, whoever helps."""
+
+    exit_code = 30

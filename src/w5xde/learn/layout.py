@@ -1,0 +1,220 @@
+"""The model as one flat vector: every parameter and buffer is a view of one buffer of bytes.
+
+    | trained parameters | moving buffers | frozen parameters | still buffers |
+    |<-------- the moving part -------->|
+
+Within each role entries of one dtype lie together, so that arithmetic on a whole role is one operation
+per dtype. The moving part is what travels with every version; an update has the very same shape, with
+gradients in place of parameters and differences in place of buffers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import UninitializedTensorMixin
+
+from w5xde.errors import JobError
+from w5xde.messages import FROZEN, MOVING, STILL, TRAINED, Entry, Layout
+
+# A cache line, so that no dtype's part starts in the middle of another's.
+ALIGNMENT_BYTES = 64
+_ROLES = (TRAINED, MOVING, FROZEN, STILL)
+
+DTYPES: dict[str, torch.dtype] = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
+}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All entries of one role and dtype: `count` values from byte `start` on."""
+
+    role: str
+    dtype: torch.dtype
+    start: int
+    count: int
+    entries: tuple[int, ...]
+
+
+class Blueprint:
+    """Where everything of a layout lies; the same on every machine, because it follows from the layout."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.offsets = [0] * len(layout.entries)
+        self.groups: list[Group] = []
+        at = 0
+        self.moving_bytes = 0
+        for role in _ROLES:
+            members = [i for i, entry in enumerate(layout.entries) if entry.role == role]
+            for name in dict.fromkeys(layout.entries[i].dtype for i in members):
+                chosen = tuple(i for i in members if layout.entries[i].dtype == name)
+                at = self._place(role, DTYPES[name], chosen, at)
+            if role == MOVING:
+                self.moving_bytes = at
+        self.whole_bytes = at
+        self.moving_groups = [group for group in self.groups if group.role in (TRAINED, MOVING)]
+        self.trained = [i for i, entry in enumerate(layout.entries) if entry.role == TRAINED]
+
+    def _place(self, role: str, dtype: torch.dtype, chosen: tuple[int, ...], at: int) -> int:
+        start, count = at, 0
+        for i in chosen:
+            self.offsets[i] = start + count * dtype.itemsize
+            count += _numel(self.layout.entries[i].shape)
+        self.groups.append(Group(role, dtype, start, count, chosen))
+        end = start + count * dtype.itemsize
+        return -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+    def new_vector(self, device: torch.device | str = "cpu") -> Vector:
+        return Vector(torch.empty(self.moving_bytes, dtype=torch.uint8, device=device), self)
+
+    def differences(self, other: Layout) -> list[str]:
+        """How another layout departs from this one, in words, the first few."""
+        found = []
+        ours = {entry.name: entry for entry in self.layout.entries}
+        theirs = {entry.name: entry for entry in other.entries}
+        for name, entry in ours.items():
+            if name not in theirs:
+                found.append(f"missing {name} {_shown(entry)}")
+            elif _shown(theirs[name]) != _shown(entry):
+                found.append(f"{name} {_shown(theirs[name])}, expected {_shown(entry)}")
+        found += [f"extra {name} {_shown(entry)}" for name, entry in theirs.items() if name not in ours]
+        if not found and [e.name for e in other.entries] != [e.name for e in self.layout.entries]:
+            found.append("the same parameters in another order")
+        return found
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _shown(entry: Entry) -> str:
+    kind = {TRAINED: "", FROZEN: " frozen", MOVING: " buffer", STILL: " buffer"}[entry.role]
+    return f"{tuple(entry.shape)} {entry.dtype}{kind}"
+
+
+class Vector:
+    """One update: raw bytes and, for arithmetic, one typed view for each group of the moving part."""
+
+    __slots__ = ("parts", "raw")
+
+    def __init__(self, raw: Tensor, blueprint: Blueprint) -> None:
+        self.raw = raw
+        self.parts = [
+            raw[group.start : group.start + group.count * group.dtype.itemsize].view(group.dtype)
+            for group in blueprint.moving_groups
+        ]
+
+    def add_(self, other: Vector) -> Vector:
+        # For booleans torch's addition is "or": a flag is set if any batch set it.
+        for mine, theirs in zip(self.parts, other.parts, strict=True):
+            mine.add_(theirs)
+        return self
+
+
+def moving_buffers(module: torch.nn.Module, changed: set[str]) -> set[str]:
+    """Buffers that travel with every update: those that changed in the trial, and small or related ones.
+
+    A large buffer that never changes (a mask, a table of positions) should not cross the wire at each step;
+    one that shares its module with a running statistic, or is small, may change later.
+    """
+    small_count = 4096
+    owners = {name.rpartition(".")[0] for name in changed}
+    persistent = set(module.state_dict(keep_vars=True))
+    return {
+        name
+        for name, buffer in module.named_buffers()
+        if name in persistent
+        and (name in changed or name.rpartition(".")[0] in owners or buffer.numel() <= small_count)
+    }
+
+
+def describe(module: torch.nn.Module, moving: set[str]) -> Layout:
+    """The layout of a module; refuses what could not be right as a flat vector."""
+    entries = []
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, UninitializedTensorMixin):
+            raise JobError(
+                f"parameter {name} has no shape yet (a lazy module)",
+                code="W5-221",
+                fix="run one batch through the model inside model() before you return it",
+            )
+        role = TRAINED if parameter.requires_grad else FROZEN
+        entries.append(Entry(name, dtype_name(parameter.dtype), tuple(parameter.shape), role))
+    persistent = set(module.state_dict(keep_vars=True))
+    for name, buffer in module.named_buffers():
+        if name in persistent:
+            role = MOVING if name in moving else STILL
+            entries.append(Entry(name, dtype_name(buffer.dtype), tuple(buffer.shape), role))
+    if not any(entry.role == TRAINED for entry in entries):
+        raise JobError(
+            "the model has no parameter to train",
+            code="W5-222",
+            fix="return a module with parameters, at least one of them with requires_grad",
+        )
+    return Layout(entries)
+
+
+class FlatModel:
+    """A module bound to one flat buffer: writing the buffer changes the model, and the other way round."""
+
+    def __init__(self, module: torch.nn.Module, layout: Layout, device: torch.device | str = "cpu") -> None:
+        self.module = module.to(device)
+        self.blueprint = Blueprint(layout)
+        self.state = torch.zeros(self.blueprint.whole_bytes, dtype=torch.uint8, device=device)
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        _refuse_overlaps(tensors)
+        self.tensors: list[Tensor] = []
+        with torch.no_grad():
+            for entry, offset in zip(layout.entries, self.blueprint.offsets, strict=True):
+                tensor = tensors[entry.name]
+                bytes_ = tensor.numel() * tensor.element_size()
+                view = self.state[offset : offset + bytes_].view(tensor.dtype).view(tensor.shape)
+                view.copy_(tensor.detach())
+                # .data keeps the tensor object, so that everybody who holds it sees the flat buffer.
+                tensor.data = view
+                self.tensors.append(tensor)
+        self.moving = Vector(self.state[: self.blueprint.moving_bytes], self.blueprint)
+
+    def load(self, raw: bytearray | memoryview, *, whole: bool) -> None:
+        """Take over the parameters and buffers of a version."""
+        count = self.blueprint.whole_bytes if whole else self.blueprint.moving_bytes
+        if len(raw) != count:
+            raise ValueError(f"{len(raw)} bytes of parameters where {count} were expected")
+        if count:
+            self.state[:count].copy_(torch.frombuffer(raw, dtype=torch.uint8))
+
+    def snapshot(self, *, whole: bool) -> memoryview:
+        """A copy of the parameters and buffers that nobody will change."""
+        count = self.blueprint.whole_bytes if whole else self.blueprint.moving_bytes
+        return memoryview(self.state[:count].to("cpu", copy=True).numpy())
+
+
+def _refuse_overlaps(tensors: dict[str, Tensor]) -> None:
+    """Parameters that share memory without being one parameter would be torn apart by the flat buffer."""
+    seen: list[tuple[int, int, str]] = []
+    for name, tensor in tensors.items():
+        if tensor.numel() and not isinstance(tensor, UninitializedTensorMixin):
+            start = tensor.data_ptr()
+            span = 1 + sum((n - 1) * abs(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+            seen.append((start, start + span * tensor.element_size(), name))
+    seen.sort()
+    for (_, end, first), (start, _, second) in zip(seen, seen[1:], strict=False):
+        if start < end:
+            raise JobError(
+                f"{first} and {second} share memory but are two tensors",
+                code="W5-223",
+                fix="tie weights by assigning the parameter itself:  decoder.weight = encoder.weight",
+            )

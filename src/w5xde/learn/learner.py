@@ -1,0 +1,166 @@
+"""The learner: folds updates in the canonical tree, steps the optimizer, publishes versions.
+
+The one owner of the model that is trained. One thread uses it at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch.optim import Optimizer
+
+from w5xde.learn.layout import FlatModel, Vector
+from w5xde.messages import MOVING, TRAINED
+from w5xde.tree import PairwiseTree, Span
+
+
+class Contribution(NamedTuple):
+    """What came for a span: its vector, the trained entries without any gradient, the sum of its losses."""
+
+    vector: Vector
+    absent: frozenset[int]
+    loss_sum: float
+
+
+class NotFinite(Exception):
+    """The gradient of a whole step is not finite, so it was not applied."""
+
+
+class Learner:
+    """Parameters, optimizer, schedule, and the steps being put together."""
+
+    def __init__(
+        self, flat: FlatModel, optimizer: Optimizer, scheduler: Any = None, clip_norm: float | None = None
+    ) -> None:
+        self.flat = flat
+        self.version = 0
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._clip_norm = clip_norm
+        self._blueprint = flat.blueprint
+        self._gradient = self._blueprint.new_vector()
+        self._parameters = [flat.tensors[i] for i in self._blueprint.trained]
+        self._gradients = self._gradient_views()
+        self._steps: dict[int, PairwiseTree[Contribution]] = {}
+        self._snapshots: dict[bool, tuple[int, memoryview]] = {}
+
+    @property
+    def vector_bytes(self) -> int:
+        return self._blueprint.moving_bytes
+
+    def _gradient_views(self) -> list[torch.Tensor]:
+        views = []
+        for i in self._blueprint.trained:
+            tensor = self.flat.tensors[i]
+            offset = self._blueprint.offsets[i]
+            raw = self._gradient.raw[offset : offset + tensor.numel() * tensor.element_size()]
+            views.append(raw.view(tensor.dtype).view(tensor.shape))
+        return views
+
+    def vector(self, body: bytearray | memoryview, offset: int) -> Vector:
+        """An update as it arrived, without copying it."""
+        raw = (
+            torch.frombuffer(body, dtype=torch.uint8, offset=offset, count=self.vector_bytes)
+            if self.vector_bytes
+            else torch.empty(0, dtype=torch.uint8)
+        )
+        return Vector(raw, self._blueprint)
+
+    def is_finite(self, vector: Vector) -> bool:
+        return all(
+            math.isfinite(float(torch.linalg.vector_norm(part, ord=math.inf)))
+            for part, group in zip(vector.parts, self._blueprint.moving_groups, strict=True)
+            if group.count and (group.dtype.is_floating_point or group.dtype.is_complex)
+        )
+
+    def fold(self, step: int, count: int, span: Span, contribution: Contribution) -> None:
+        """Give what came for a span of a step its place in the tree."""
+        tree = self._steps.get(step)
+        if tree is None:
+            tree = self._steps[step] = PairwiseTree(count, _merge)
+        tree.put(span, contribution)
+
+    def step(self, step: int) -> float:
+        """All batches of a step are folded: apply it. Returns the sum of the losses of its samples."""
+        tree = self._steps.pop(step)
+        total = tree.take(Span(0, tree.count))
+        if not self.is_finite(total.vector):
+            raise NotFinite(f"the gradient of step {step + 1} is not finite")
+        absent = total.absent
+        for part, summed in zip(self._gradient.parts, total.vector.parts, strict=True):
+            part.copy_(summed)
+        for i, parameter, gradient in zip(self._blueprint.trained, self._parameters, self._gradients, strict=True):
+            parameter.grad = None if i in absent else gradient
+        if self._clip_norm is not None:
+            self._clip(self._clip_norm)
+        self._optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+        self._advance_buffers(tree.count)
+        self.version += 1
+        return total.loss_sum
+
+    def _clip(self, norm_max: float) -> None:
+        """What `torch.nn.utils.clip_grad_norm_` does, on whole groups."""
+        parts = [
+            part
+            for part, group in zip(self._gradient.parts, self._blueprint.moving_groups, strict=True)
+            if group.role == TRAINED
+        ]
+        norms = [torch.linalg.vector_norm(part).to(torch.float32) for part in parts]
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        scale = torch.clamp(norm_max / (norm + 1e-6), max=1.0)
+        for part in parts:
+            part.mul_(scale.to(part.dtype))
+
+    def _advance_buffers(self, count: int) -> None:
+        """Floating buffers move by the mean of what the batches did, counters by the sum."""
+        with torch.no_grad():
+            for group, state, change in zip(
+                self._blueprint.moving_groups, self.flat.moving.parts, self._gradient.parts, strict=True
+            ):
+                if group.role != MOVING:
+                    continue
+                if group.dtype is torch.bool:
+                    state.copy_(change)
+                elif group.dtype.is_floating_point or group.dtype.is_complex:
+                    state.add_(change / count)
+                else:
+                    state.add_(change)
+
+    def snapshot(self, *, whole: bool) -> memoryview:
+        """The parameters of this version as bytes that stay as they are; made once for all nodes."""
+        cached = self._snapshots.get(whole)
+        if cached is None or cached[0] != self.version:
+            cached = self._snapshots[whole] = (self.version, self.flat.snapshot(whole=whole))
+        return cached[1]
+
+    def weights_sha256(self) -> str:
+        return weights_sha256(self.flat.module)
+
+    def save_model(self, path: Path) -> None:
+        """All of the state dict, for anybody who reads safetensors."""
+        state = self.flat.module.state_dict()
+        # Clones, because the format refuses tensors that share memory, and ours share one buffer.
+        save_file({n: t.clone().contiguous() for n, t in state.items() if isinstance(t, torch.Tensor)}, path)
+
+
+def _merge(left: Contribution, right: Contribution) -> Contribution:
+    return Contribution(
+        left.vector.add_(right.vector), left.absent & right.absent, left.loss_sum + right.loss_sum
+    )
+
+
+def weights_sha256(module: torch.nn.Module) -> str:
+    """Over the raw bytes of all parameters and buffers in the order of the state dict."""
+    digest = hashlib.sha256()
+    for tensor in module.state_dict().values():
+        if isinstance(tensor, torch.Tensor):
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            digest.update(memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b"")
+    return digest.hexdigest()

@@ -1,0 +1,118 @@
+"""Batches as bytes: any nesting of dicts, lists and tuples with tensors, numbers and strings.
+
+Tensors of every dtype travel as they are; what cannot travel is refused by name. Nothing that arrives is
+ever executed: a description says where each tensor lies in the body, and that is checked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from w5xde.errors import JobError, RemoteProtocolError
+from w5xde.learn.layout import DTYPES, dtype_name
+from w5xde.messages import Bytes, DictOf, Item, ListOf, TensorAt, TupleOf, Value
+
+# Enough for every dtype that torch loads in one piece.
+ALIGNMENT_BYTES = 16
+
+
+class Packer:
+    """Collects the tensors of one or more batches into one body."""
+
+    def __init__(self) -> None:
+        self.pieces: list[memoryview] = []
+        self.body_bytes = 0
+
+    def pack(self, value: Any, where: str = "the batch") -> Item:
+        """Describe a value and keep its tensors' bytes."""
+        if isinstance(value, Tensor):
+            return self._pack_tensor(value, where)
+        if value is None or isinstance(value, (bool, float, str)):
+            return Value(value)
+        if isinstance(value, bytes):
+            return Bytes(value)
+        if isinstance(value, int):
+            if not -(2**63) <= value < 2**64:
+                raise _unsendable(where, "an integer of more than 64 bits")
+            return Value(value)
+        kind = type(value)
+        if kind is list:
+            return ListOf([self.pack(item, f"{where}[{i}]") for i, item in enumerate(value)])
+        if kind is tuple:
+            return TupleOf([self.pack(item, f"{where}[{i}]") for i, item in enumerate(value)])
+        if isinstance(value, dict):
+            for key in value:
+                if not isinstance(key, (str, int, float, bool)) and key is not None:
+                    raise _unsendable(where, f"a key of type {type(key).__name__}")
+            return DictOf(list(value), [self.pack(item, f"{where}[{key!r}]") for key, item in value.items()])
+        if isinstance(value, (np.ndarray, np.generic)) and np.asarray(value).dtype.kind in "biufc":
+            return self._pack_tensor(torch.as_tensor(np.asarray(value)), where)
+        module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        raise _unsendable(where, f"a {module}{kind.__qualname__}")
+
+    def _pack_tensor(self, tensor: Tensor, where: str) -> TensorAt:
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            raise _unsendable(where, f"a {tensor.layout} tensor")
+        plain = tensor.detach().cpu().contiguous()
+        if plain.is_conj() or plain.is_neg():
+            plain = plain.resolve_conj().resolve_neg()
+        at = self.body_bytes
+        raw = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
+        self.pieces.append(memoryview(raw))
+        padding = -raw.nbytes % ALIGNMENT_BYTES
+        if padding:
+            self.pieces.append(memoryview(bytes(padding)))
+        self.body_bytes += raw.nbytes + padding
+        return TensorAt(dtype_name(tensor.dtype), tuple(tensor.shape), at, tensor.requires_grad)
+
+
+def _unsendable(where: str, what: str) -> JobError:
+    return JobError(
+        f"{where} holds {what}, which cannot be sent",
+        code="W5-203",
+        why="batches are tensors, numbers and strings, or lists, tuples and dicts of them",
+        fix="convert it to a tensor in the data set's __getitem__",
+    )
+
+
+def unpack(item: Item, body: bytearray | memoryview, offset: int = 0) -> Any:
+    """Build the value that an item describes, with tensors of its own."""
+    if isinstance(item, TensorAt):
+        return _unpack_tensor(item, body, offset)
+    if isinstance(item, (Value, Bytes)):
+        return item.value
+    if isinstance(item, ListOf):
+        return [unpack(part, body, offset) for part in item.items]
+    if isinstance(item, TupleOf):
+        return tuple(unpack(part, body, offset) for part in item.items)
+    if len(item.keys) != len(item.items):
+        raise RemoteProtocolError("a dict with more keys than values, or fewer", code="W5-120")
+    return {key: unpack(part, body, offset) for key, part in zip(item.keys, item.items, strict=True)}
+
+
+def _unpack_tensor(item: TensorAt, body: bytearray | memoryview, offset: int) -> Tensor:
+    dtype = DTYPES.get(item.dtype)
+    if dtype is None:
+        raise RemoteProtocolError(f"a tensor of unknown dtype {item.dtype!r}", code="W5-120")
+    count = 1
+    for size in item.shape:
+        count *= size
+    start = offset + item.offset
+    if start + count * dtype.itemsize > len(body) or start % dtype.itemsize:
+        raise RemoteProtocolError(f"a tensor of shape {item.shape} beyond the end of its body", code="W5-120")
+    if count == 0:
+        tensor = torch.empty(item.shape, dtype=dtype)
+    else:
+        raw = torch.frombuffer(body, dtype=torch.uint8, offset=start, count=count * dtype.itemsize)
+        # A copy, because matrix kernels round differently by where in memory their inputs begin, and torch's
+        # own memory always begins at the same alignment: without it the bits depend on who computes.
+        tensor = raw.clone().view(dtype).view(item.shape)
+    if item.requires_grad:
+        if not (dtype.is_floating_point or dtype.is_complex):
+            raise RemoteProtocolError(f"a {item.dtype} tensor that requires a gradient", code="W5-120")
+        tensor.requires_grad_()
+    return tensor

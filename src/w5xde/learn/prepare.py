@@ -1,0 +1,418 @@
+"""From a job to something that can be trained, or a sentence that says why not.
+
+The coordinator tries the first batch itself, so that a wrong loss or label type is told before any node
+is used; nodes build their own copy and check that it is the same model and the same data.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from w5xde.config import Settings
+from w5xde.errors import JobError, JoinError, UsageError
+from w5xde.learn import layout as layouts
+from w5xde.learn.data import MapSource, Source, open_source
+from w5xde.learn.job import Job, describe
+from w5xde.learn.layout import FlatModel
+from w5xde.learn.learner import Learner
+from w5xde.learn.payload import Packer, unpack
+from w5xde.learn.seeding import DrawnFrom, seed_everything
+from w5xde.learn.trainer import Trainer
+from w5xde.messages import MOVING, Rules, Welcome
+from w5xde.tree import batch_seed
+
+
+class ModelParameters(list[nn.Parameter]):
+    """What `optimizer(params)` gets: the parameters, and their names for those who make groups."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module.parameters())
+        self._module = module
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return self._module.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self._module.named_parameters()
+
+
+@dataclass(slots=True)
+class Prepared:
+    """Everything the coordinator needs of a job."""
+
+    learner: Learner
+    source: Source
+    rules: Rules
+    evaluate: Callable[[nn.Module], dict[str, float]] | None
+    first_loss: float
+    # How long the first batch took to read, which decides where batches are read.
+    read_seconds: float
+
+
+def prepare(job: Job, settings: Settings) -> Prepared:
+    """Build model, data and optimizer and try the first batch."""
+    module = build_model(job, settings.seed)
+    source = build_source(job, settings.seed, settings.batch_size, settings.shuffle)
+    if settings.data == "local" and not isinstance(source, MapSource):
+        raise JobError(
+            "--data local needs a map-style data set, and data() returned an iterable one",
+            code="W5-204",
+            fix="use --data stream, or return a data set with __len__ and __getitem__",
+        )
+    trial = _try_first_batch(job, module, source, settings)
+    moving = layouts.moving_buffers(module, trial.changed)
+    flat = FlatModel(module, layouts.describe(module, moving))
+    optimizer = _build_optimizer(job, module)
+    scheduler = _build_scheduler(job, optimizer)
+    rules = Rules(
+        mode=settings.mode,
+        seed=settings.seed,
+        precision=settings.precision,
+        threads=settings.threads,
+        data=settings.data,
+        seeds_python=trial.draws_python,
+        seeds_numpy=trial.draws_numpy,
+        data_samples=source.samples or 0,
+        data_digest=source.fingerprint() if settings.data == "local" and isinstance(source, MapSource) else "",
+    )
+    return Prepared(
+        learner=Learner(flat, optimizer, scheduler, settings.clip_norm),
+        source=source,
+        rules=rules,
+        evaluate=_build_evaluate(job, module),
+        first_loss=trial.loss,
+        read_seconds=trial.read_seconds,
+    )
+
+
+def build_model(job: Job, seed: int) -> nn.Module:
+    seed_everything(seed)
+    module = _call("model()", job.model)
+    if not isinstance(module, nn.Module):
+        raise JobError(
+            f"model() returned a {type(module).__name__}", code="W5-202", fix="return a torch.nn.Module"
+        )
+    return module
+
+
+def build_source(job: Job, seed: int, batch_size: int, shuffle: bool) -> Source:
+    seed_everything(seed)
+    return open_source(_call("data()", job.data), batch_size=batch_size, seed=seed, shuffle=shuffle)
+
+
+def _call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except JobError:
+        raise
+    except Exception as error:
+        raise JobError(f"{what} failed: {describe(error)}", code="W5-202") from error
+
+
+# --- the first batch ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Trial:
+    loss: float
+    changed: set[str]
+    draws_python: bool
+    draws_numpy: bool
+    read_seconds: float
+
+
+def _try_first_batch(job: Job, module: nn.Module, source: Source, settings: Settings) -> _Trial:
+    seed = batch_seed(settings.seed, 0, 0)
+    seed_everything(seed)
+    drawn = DrawnFrom()
+    started = time.perf_counter()
+    batch = _first_batch(source)
+    read_seconds = time.perf_counter() - started
+    source.draws = drawn.torch or drawn.python or drawn.numpy
+    batch = _as_sent(batch)
+    module.train()
+    buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    versions = [(name, parameter, parameter._version) for name, parameter in module.named_parameters()]
+    seed_everything(seed)
+    drawn = DrawnFrom()
+    loss = _first_loss(job, module, batch, settings.precision)
+    draws_python, draws_numpy = drawn.python, drawn.numpy
+    _check_gradients(module)
+    for name, parameter, version in versions:
+        if parameter._version != version:
+            raise JobError(
+                f"the loss changes parameter {name} itself",
+                code="W5-224",
+                why="every batch of a step must be computed on the same parameters",
+                fix="leave changing parameters to the optimizer",
+            )
+    changed = _changed_buffers(module, buffers)
+    return _Trial(loss, changed, draws_python, draws_numpy, read_seconds)
+
+
+def _first_batch(source: Source) -> Any:
+    if isinstance(source, MapSource):
+        return source.read(0, 0)
+    for _, batch in source.epoch(0):
+        return batch
+    raise JobError("the data set is empty", code="W5-204", fix="data() must give at least one sample")
+
+
+def _as_sent(batch: Any) -> Any:
+    """The batch as a node will see it, which also proves that it can be sent."""
+    packer = Packer()
+    item = packer.pack(batch)
+    return unpack(item, bytearray(b"".join(packer.pieces)))
+
+
+def _first_loss(job: Job, module: nn.Module, batch: Any, precision: str) -> float:
+    what = "the loss failed on the first batch, before any node was used"
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+            loss = job.loss(module, batch)
+    except Exception as error:
+        raise JobError(what, code="W5-205", why=describe(error), fix=_hint(error)) from error
+    if not isinstance(loss, Tensor):
+        raise JobError(
+            f"the loss returned a {type(loss).__name__}, not a tensor",
+            code="W5-205",
+            fix="return the loss as a tensor (without .item())",
+        )
+    if loss.numel() != 1:
+        raise JobError(
+            f"the loss has shape {tuple(loss.shape)}, not one number",
+            code="W5-205",
+            fix="return a scalar, for example loss.mean()",
+        )
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise JobError(
+            f"the loss is {value} on the first batch",
+            code="W5-205",
+            fix="look at the inputs (NaN in the data?), the initial weights, or a log of zero",
+        )
+    if not loss.requires_grad:
+        raise JobError(
+            "the loss does not depend on any parameter that is trained",
+            code="W5-205",
+            fix="compute it from model(…) without torch.no_grad() or .detach()",
+        )
+    try:
+        loss.backward()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise JobError(what, code="W5-205", why=describe(error), fix=_hint(error)) from error
+    return value
+
+
+def _hint(error: Exception) -> str:
+    text = str(error)
+    if "Long" in text or "expected scalar type" in text or "target" in text:
+        return "check the type of the labels: class numbers must be integers (y.long()), targets floats (y.float())"
+    if "mat1 and mat2" in text or "size" in text or "shape" in text:
+        return "check that the shape of the batch fits the model"
+    return "call loss(model(), batch) on one batch by hand to see the whole error"
+
+
+def _check_gradients(module: nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+            raise JobError(
+                f"the gradient of {name} is sparse",
+                code="W5-225",
+                fix="build the embedding with sparse=False (gradients travel as one dense vector)",
+            )
+        parameter.grad = None
+
+
+def _changed_buffers(module: nn.Module, before: dict[str, Tensor]) -> set[str]:
+    """Names of the persistent buffers that the first batch changed; the model is put back as it was."""
+    persistent = set(module.state_dict(keep_vars=True))
+    changed = set()
+    for name, buffer in module.named_buffers():
+        old = before.get(name)
+        if old is not None and old.shape == buffer.shape and torch.equal(old, buffer):
+            continue
+        if old is None or old.shape != buffer.shape:
+            if name not in persistent:
+                continue  # a cache that grows is nobody's state
+            raise JobError(
+                f"buffer {name} changes its shape while training",
+                code="W5-226",
+                fix="register it with persistent=False if it is a cache, or give it its full shape at once",
+            )
+        if name not in persistent:
+            raise JobError(
+                f"buffer {name} changes while training but is not persistent",
+                code="W5-226",
+                why="it would differ from node to node and never reach the trained model",
+                fix="register it with persistent=True",
+            )
+        changed.add(name)
+        with torch.no_grad():
+            buffer.copy_(old)
+    return changed
+
+
+# --- optimizer, schedule, evaluation --------------------------------------------------------------
+
+
+def _build_optimizer(job: Job, module: nn.Module) -> Optimizer:
+    optimizer = _call("optimizer()", job.optimizer, ModelParameters(module))
+    if not isinstance(optimizer, Optimizer):
+        raise JobError(
+            f"optimizer() returned a {type(optimizer).__name__}", code="W5-202", fix="return a torch.optim.Optimizer"
+        )
+    if isinstance(optimizer, (LBFGS, SparseAdam)):
+        raise JobError(
+            f"{type(optimizer).__name__} cannot be used here",
+            code="W5-227",
+            why="it needs to evaluate the loss again, or sparse gradients, inside its step",
+            fix="use an optimizer whose step() takes the gradients as they are (SGD, Adam, AdamW, …)",
+        )
+    own = {id(parameter) for parameter in module.parameters()}
+    for group in optimizer.param_groups:
+        if any(id(parameter) not in own for parameter in group["params"]):
+            raise JobError(
+                "the optimizer holds parameters that are not the model's",
+                code="W5-227",
+                fix="build it from the parameters it is given:  optimizer=lambda params: SGD(params, lr=…)",
+            )
+    return optimizer
+
+
+def _build_scheduler(job: Job, optimizer: Optimizer) -> Any:
+    if job.scheduler is None:
+        return None
+    scheduler = _call("scheduler()", job.scheduler, optimizer)
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise JobError(
+            "ReduceLROnPlateau cannot be used here: it wants a metric at each step",
+            code="W5-228",
+            fix="use a schedule over steps, for example CosineAnnealingLR or OneCycleLR",
+        )
+    if not isinstance(scheduler, LRScheduler):
+        raise JobError(
+            f"scheduler() returned a {type(scheduler).__name__}",
+            code="W5-202",
+            fix="return a torch.optim.lr_scheduler.LRScheduler",
+        )
+    return scheduler
+
+
+def _build_evaluate(job: Job, module: nn.Module) -> Callable[[nn.Module], dict[str, float]] | None:
+    """The evaluation, made to return a dict of numbers whatever the user's returns."""
+    function = job.evaluate
+    if function is None:
+        return None
+
+    def evaluate(trained: nn.Module) -> dict[str, float]:
+        trained.eval()
+        with torch.no_grad():
+            found = function(trained)
+        if not isinstance(found, dict):
+            found = {"score": found}
+        return {str(key): float(value) for key, value in found.items()}
+
+    # Tried at once on a copy: an evaluation that fails after an hour of training helps nobody.
+    state = torch.get_rng_state()
+    try:
+        evaluate(copy.deepcopy(module))
+    except Exception as error:
+        raise JobError(
+            f"evaluate() failed on the untrained model: {describe(error)}",
+            code="W5-229",
+            fix="evaluate(model) must return a number or a dict of numbers",
+        ) from error
+    finally:
+        torch.set_rng_state(state)
+    return evaluate
+
+
+# --- the node's side ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class NodeParts:
+    """A node's copy of the model, and of the data if it reads its own."""
+
+    trainer: Trainer
+    source: MapSource | None
+    layout_digest: str
+    welcome: Welcome
+
+    def fits(self, welcome: Welcome) -> bool:
+        """Whether these parts also serve another connection."""
+        return self.welcome.layout == welcome.layout and self.welcome.rules == welcome.rules
+
+
+def prepare_node(job: Job, welcome: Welcome, device: torch.device) -> NodeParts:
+    """Build the node's model and data and check them against the coordinator's."""
+    rules = welcome.rules
+    use_threads(rules.threads)
+    module = build_model(job, rules.seed)
+    moving = {entry.name for entry in welcome.layout.entries if entry.role == MOVING}
+    layout = layouts.describe(module, moving)
+    digest = layout.digest()
+    if digest != welcome.layout.digest():
+        found = layouts.Blueprint(welcome.layout).differences(layout)
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        raise JoinError(
+            f"your model differs from the run's: {'; '.join(found[:3])}{more}",
+            code="W5-201",
+            fix="use the coordinator's job file",
+        )
+    source = _own_source(job, rules) if rules.data == "local" else None
+    flat = FlatModel(module, layout, device)
+    return NodeParts(Trainer(job, flat, rules, device), source, digest, welcome)
+
+
+def _own_source(job: Job, rules: Rules) -> MapSource:
+    source = build_source(job, rules.seed, 1, shuffle=False)
+    if not isinstance(source, MapSource) or source.samples != rules.data_samples:
+        raise JoinError(
+            f"your data set has {source.samples} samples, the run's has {rules.data_samples}",
+            code="W5-209",
+            fix="copy the coordinator's data here, or let it send batches with --data stream",
+        )
+    if source.fingerprint() != rules.data_digest:
+        raise JoinError(
+            "your data set has as many samples as the run's, but other ones",
+            code="W5-209",
+            fix="copy the coordinator's data here, or let it send batches with --data stream",
+        )
+    return source
+
+
+def use_threads(count: int) -> None:
+    """Let torch use this many threads for what the calling thread computes.
+
+    Sums are split by the number of threads, so bits depend on it; and the setting holds for one thread only.
+    """
+    torch.set_num_threads(max(1, count))
+
+
+def choose_device(wanted: str) -> torch.device:
+    """The device to compute on: the one asked for, or the best there is."""
+    if wanted == "auto":
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return accelerator or torch.device("cpu")
+    try:
+        device = torch.device(wanted)
+        torch.empty(1, device=device)
+    except Exception as error:
+        raise UsageError(
+            f"--device {wanted} cannot be used: {describe(error)}",
+            code="W5-301",
+            fix="--device auto takes the best there is, --device cpu always works",
+        ) from error
+    return device

@@ -1,0 +1,64 @@
+"""Chance: one seed for everything that is drawn while a batch is read or computed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+_NUMPY_SEED_MASK = 2**32 - 1
+
+
+def seed_everything(seed: int) -> None:
+    """Seed every global generator that a model, a data set or a loss may draw from."""
+    torch.manual_seed(seed)
+    seed_python(seed)
+    seed_numpy(seed)
+
+
+def seed_python(seed: int) -> None:
+    random.seed(seed)
+
+
+def seed_numpy(seed: int) -> None:
+    np.random.seed(seed & _NUMPY_SEED_MASK)  # noqa: NPY002 - the generator user code draws from
+
+
+def torch_seeder(device: torch.device) -> Callable[[int], None]:
+    """Seeds torch for one device only: `torch.manual_seed` visits every backend, which small models feel."""
+    cpu = torch.default_generator
+    if device.type == "cpu":
+        return lambda seed: cpu.manual_seed(seed) and None
+
+    def seed_both(seed: int) -> None:
+        cpu.manual_seed(seed)
+        getattr(torch, device.type).manual_seed(seed)
+
+    return seed_both
+
+
+class DrawnFrom:
+    """Tells which global generators were drawn from since it was made."""
+
+    def __init__(self) -> None:
+        self._torch = torch.get_rng_state()
+        self._python = random.getstate()
+        self._numpy = np.random.get_state(legacy=False)  # noqa: NPY002
+
+    @property
+    def torch(self) -> bool:
+        return not torch.equal(self._torch, torch.get_rng_state())
+
+    @property
+    def python(self) -> bool:
+        return self._python != random.getstate()
+
+    @property
+    def numpy(self) -> bool:
+        now = np.random.get_state(legacy=False)  # noqa: NPY002
+        before = self._numpy
+        return before["state"]["pos"] != now["state"]["pos"] or bool(
+            (before["state"]["key"] != now["state"]["key"]).any()
+        )

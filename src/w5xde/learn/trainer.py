@@ -1,0 +1,239 @@
+"""The trainer: parameters and a lease of batches in, one update out. What a node does.
+
+Every batch is computed on its own: under its own seed, from the buffers of the version, with its weight in
+the step. The gradients of a lease are then added in the canonical tree, so that it does not matter which
+batches came to this node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from w5xde.learn.job import Job, describe
+from w5xde.learn.layout import FlatModel, Vector
+from w5xde.learn.seeding import seed_numpy, seed_python, torch_seeder
+from w5xde.messages import FROZEN, MOVING, TRAINED, Rules
+from w5xde.tree import PairwiseTree, Span, batch_seed
+
+
+class BatchFailed(Exception):
+    """A batch could not be computed here; the text says why, in the user's words."""
+
+
+@dataclass(slots=True)
+class Task:
+    """One lease, unpacked: batches `span` of a step of `count` batches and `samples` samples."""
+
+    epoch: int
+    span: Span
+    count: int
+    samples: int
+    # For each batch: its index in the epoch, its samples, and the batch itself.
+    batches: Sequence[tuple[int, int, Any]]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a task gave."""
+
+    vector: Vector
+    loss_sum: float
+    absent: list[int]
+
+
+class Trainer:
+    """Owns a node's copy of the model. One thread uses it at a time."""
+
+    def __init__(self, job: Job, flat: FlatModel, rules: Rules, device: torch.device) -> None:
+        self._job = job
+        self._flat = flat
+        self._rules = rules
+        self._device = device
+        self._seed_torch = torch_seeder(device)
+        self._spare: list[Vector] = []
+        self._weights: dict[float, Tensor] = {}
+        self._buffers = _Buffers(flat)
+        entries = flat.blueprint.layout.entries
+        self._trained = flat.blueprint.trained
+        self._gradient_groups = [
+            [flat.tensors[i] for i in group.entries]
+            for group in flat.blueprint.moving_groups
+            if group.role == TRAINED
+        ]
+        self._parameters = [flat.tensors[i] for i in self._trained]
+        self._frozen = [(entries[i].name, flat.tensors[i]) for i, e in enumerate(entries) if e.role == FROZEN]
+        flat.module.train()
+
+    def load(self, raw: bytearray | memoryview, *, whole: bool) -> None:
+        """Take over a version of the parameters."""
+        self._flat.load(raw, whole=whole)
+        self._buffers.remember()
+
+    def compute(self, task: Task) -> Outcome:
+        """The weighted sum of the gradients of a task's batches."""
+        tree: PairwiseTree[Vector] = PairwiseTree(task.count, self._merge)
+        loss_sum = 0.0
+        absent = set(self._trained)
+        for position, (index, samples, batch) in enumerate(task.batches, start=task.span.start):
+            self._seed(batch_seed(self._rules.seed, task.epoch, index))
+            loss = self._backward(batch, index, samples / task.samples)
+            loss_sum += samples * loss
+            tree.put(Span(position, position + 1), self._collect(absent))
+        return Outcome(tree.take(task.span), loss_sum, sorted(absent))
+
+    def recycle(self, vector: Vector) -> None:
+        """Give back a vector that has been sent."""
+        if len(self._spare) < 4:
+            self._spare.append(vector)
+
+    def _seed(self, seed: int) -> None:
+        self._seed_torch(seed)
+        if self._rules.seeds_python:
+            seed_python(seed)
+        if self._rules.seeds_numpy:
+            seed_numpy(seed)
+
+    def _backward(self, batch: Any, index: int, weight: float) -> float:
+        for parameter in self._parameters:
+            parameter.grad = None
+        try:
+            with self._precision():
+                loss = self._job.loss(self._flat.module, to_device(batch, self._device))
+            if weight == 1.0:
+                loss.backward()  # type: ignore[no-untyped-call]
+            else:
+                loss.backward(self._weight(weight, loss))  # type: ignore[no-untyped-call]
+            value = float(loss.detach())
+        except Exception as error:
+            self._buffers.restore()
+            raise BatchFailed(describe(error)) from error
+        if not math.isfinite(value):
+            self._buffers.restore()
+            raise BatchFailed(f"the loss of batch {index} is {value}")
+        return value
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self._rules.precision == "bf16":
+            return torch.autocast(self._device.type, dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def _weight(self, weight: float, loss: Tensor) -> Tensor:
+        """The weight as a tensor like the loss; steps have few different ones."""
+        tensor = self._weights.get(weight)
+        if tensor is None or tensor.dtype != loss.dtype or tensor.shape != loss.shape:
+            if len(self._weights) > 64:
+                self._weights.clear()
+            tensor = self._weights[weight] = torch.full_like(loss, weight, requires_grad=False)
+        return tensor
+
+    def _collect(self, absent: set[int]) -> Vector:
+        """This batch's gradients, and how it changed the buffers, as one vector."""
+        vector = self._spare.pop() if self._spare else self._flat.blueprint.new_vector(self._device)
+        for part, parameters in zip(vector.parts, self._gradient_groups, strict=False):
+            # An unused parameter counts as zero in the sum; whether it was unused everywhere is told beside it.
+            pieces = [
+                torch.zeros(p.numel(), dtype=p.dtype, device=p.device) if p.grad is None else p.grad.reshape(-1)
+                for p in parameters
+            ]
+            torch.cat(pieces, out=part)
+        if absent:
+            absent.difference_update(
+                [i for i, p in zip(self._trained, self._parameters, strict=True) if p.grad is not None]
+            )
+        self._buffers.differences(vector.parts[len(self._gradient_groups) :])
+        return vector
+
+    def _merge(self, left: Vector, right: Vector) -> Vector:
+        left.add_(right)
+        self.recycle(right)
+        return left
+
+
+class _Buffers:
+    """Buffers of the version: every batch starts from them and leaves a difference."""
+
+    def __init__(self, flat: FlatModel) -> None:
+        self._flat = flat
+        blueprint = flat.blueprint
+        entries = blueprint.layout.entries
+        self._groups = [
+            (group, part)
+            for group, part in zip(blueprint.moving_groups, flat.moving.parts, strict=True)
+            if group.role == MOVING
+        ]
+        self._before = [part.clone() for _, part in self._groups]
+        owners = {
+            f"{prefix}.{name}" if prefix else name: (module, name)
+            for prefix, module in flat.module.named_modules()
+            for name in module._buffers
+        }
+        self._bound = [
+            (entries[i].name, flat.tensors[i], *owners[entries[i].name], entries[i].role == MOVING)
+            for i in range(len(entries))
+            if entries[i].name in owners and flat.tensors[i] is owners[entries[i].name][0]._buffers.get(
+                owners[entries[i].name][1]
+            )
+        ]
+        self._versions: list[int] = []
+        self.remember()
+
+    def remember(self) -> None:
+        """A new version was loaded: this is what batches start from now."""
+        for before, (_, part) in zip(self._before, self._groups, strict=True):
+            before.copy_(part)
+        self._versions = [tensor._version for _, tensor, _, _, moving in self._bound if not moving]
+
+    def restore(self) -> None:
+        for before, (_, part) in zip(self._before, self._groups, strict=True):
+            part.copy_(before)
+
+    def differences(self, parts: list[Tensor]) -> None:
+        """Write into `parts` what the last batch changed, and undo it in the model."""
+        if not self._bound:
+            return
+        with torch.no_grad():
+            self._rebind()
+            for out, before, (group, part) in zip(parts, self._before, self._groups, strict=True):
+                if group.dtype is torch.bool:
+                    out.copy_(part)
+                else:
+                    # Equal means no difference, for infinities too (masks are often minus infinity).
+                    torch.sub(part, before, out=out)
+                    out.masked_fill_(part == before, 0)
+            self.restore()
+
+    def _rebind(self) -> None:
+        """Take over buffers that the forward pass replaced, and refuse changes nobody expects."""
+        still = iter(self._versions)
+        for name, tensor, module, local, moving in self._bound:
+            now = module._buffers[local]
+            if now is not tensor and now is not None:
+                if now.shape != tensor.shape or now.dtype != tensor.dtype:
+                    raise BatchFailed(f"buffer {name} changed its shape or dtype")
+                tensor.copy_(now)
+                module._buffers[local] = tensor
+            if not moving and tensor._version != next(still):
+                raise BatchFailed(
+                    f"buffer {name} changed, which it did not do in the first batch; "
+                    "buffers that change must do so in every batch"
+                )
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """The same batch with its tensors on another device."""
+    if device.type == "cpu":
+        return value
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: to_device(item, device) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_device(item, device) for item in value)
+    return value

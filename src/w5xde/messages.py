@@ -1,0 +1,240 @@
+"""The nouns on the wire: frozen, typed, and nothing else.
+
+Each message is a small MessagePack map tagged with its name; tensors travel beside it as raw bytes
+(the *body*), described here by offset, dtype and shape. `docs/protocol.md` tells the conversation.
+Knows no sockets and no torch: a dtype is its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+PROTOCOL_VERSION = 1
+
+# Names are shown in terminals and logs, so they hold nothing that could be read as markup or a path.
+NODE_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+NodeName = Annotated[str, Meta(pattern=NODE_NAME_PATTERN)]
+Text = Annotated[str, Meta(max_length=4096)]
+Label = Annotated[str, Meta(max_length=200)]
+Count = Annotated[int, Meta(ge=0, lt=2**62)]
+Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
+
+
+class Frozen(Struct, frozen=True, forbid_unknown_fields=True):
+    """What every message has in common: it never changes and has no field we do not know."""
+
+
+# --- a batch, described -------------------------------------------------------------------------
+
+
+class TensorAt(Frozen, array_like=True, tag="t"):
+    """A tensor whose bytes start at `offset` of the body."""
+
+    dtype: Label
+    shape: Shape
+    offset: Count
+    requires_grad: bool = False
+
+
+class Value(Frozen, array_like=True, tag="v"):
+    """A number, a string, a truth value or nothing."""
+
+    value: None | bool | int | float | str
+
+
+class Bytes(Frozen, array_like=True, tag="b"):
+    """Bytes that are not a tensor's."""
+
+    value: bytes
+
+
+class ListOf(Frozen, array_like=True, tag="l"):
+    items: list[Item]
+
+
+class TupleOf(Frozen, array_like=True, tag="u"):
+    items: list[Item]
+
+
+class DictOf(Frozen, array_like=True, tag="d"):
+    keys: list[str | int | float | bool | None]
+    items: list[Item]
+
+
+Item: TypeAlias = TensorAt | Value | Bytes | ListOf | TupleOf | DictOf
+
+
+class Batch(Frozen, array_like=True):
+    """One batch of a lease: its index in the epoch, its samples, and its bytes from `at` of the body on."""
+
+    index: Count
+    samples: Count
+    at: Count
+    item: Item
+
+
+# --- the model, described -----------------------------------------------------------------------
+
+TRAINED, FROZEN, MOVING, STILL = "trained", "frozen", "moving", "still"
+
+
+class Entry(Frozen, array_like=True):
+    """One parameter or buffer: `trained` and `frozen` are parameters, `moving` and `still` buffers."""
+
+    name: Label
+    dtype: Label
+    shape: Shape
+    role: Label
+
+
+class Layout(Frozen):
+    """Every parameter and buffer in the order in which the model names them."""
+
+    entries: list[Entry]
+
+    def digest(self) -> str:
+        return hashlib.sha256(msgspec.msgpack.encode(self.entries)).hexdigest()
+
+
+# --- greeting -----------------------------------------------------------------------------------
+
+
+class Hello(Frozen, tag="hello"):
+    """Node: who I am. The first message of every connection."""
+
+    protocol: int
+    package: Label
+    name: NodeName
+    run: Label = ""
+    device: Label = "cpu"
+    torch: Label = ""
+
+
+class Rules(Frozen):
+    """What every node of a run does alike."""
+
+    mode: Label
+    seed: int
+    precision: Label
+    threads: Count
+    data: Label
+    # Which of Python's and numpy's global generators the loss draws from; seeding costs time, so only these.
+    seeds_python: bool = False
+    seeds_numpy: bool = False
+    # Fingerprint of the data set, for nodes that read their own copy.
+    data_samples: int = 0
+    data_digest: Label = ""
+
+
+class Welcome(Frozen, tag="welcome"):
+    """Coordinator: you may take part, and this is the model your own must match."""
+
+    run: Label
+    incarnation: Count
+    name: NodeName
+    layout: Layout
+    rules: Rules
+
+
+class Ready(Frozen, tag="ready"):
+    """Node: my model and data match; lend me work."""
+
+    layout_digest: Label
+
+
+class Refuse(Frozen, tag="refuse"):
+    """Coordinator: no, and why. The connection closes."""
+
+    code: Label
+    what: Text
+    why: Text = ""
+    fix: Text = ""
+
+
+# --- work ---------------------------------------------------------------------------------------
+
+
+class Params(Frozen, tag="params"):
+    """Coordinator: the parameters and buffers of a version; `whole` includes those that never change."""
+
+    version: Count
+    whole: bool
+
+
+class Loan(Frozen, array_like=True):
+    """A lease as the node sees it: batches `start..stop` of a step of `count` batches and `samples` samples."""
+
+    lease: Count
+    epoch: Count
+    start: Count
+    stop: Count
+    count: Count
+    samples: Count
+    batches: list[Batch]
+
+
+class Work(Frozen, tag="work"):
+    """Coordinator: compute these on that version. One Work is answered by one Update."""
+
+    version: Count
+    loans: list[Loan]
+
+
+class Answer(Frozen, array_like=True):
+    """What one lease gave. Its vector is in the body, in the order of the answers; a failure has none."""
+
+    lease: Count
+    loss_sum: float = 0.0
+    seconds: float = 0.0
+    # Trained entries that no batch of this lease gave a gradient (a plain loop leaves their .grad at None).
+    absent: list[int] = []
+    dropped: bool = False
+    failure: Text = ""
+
+
+class Update(Frozen, tag="update"):
+    """Node: the answers to one Work."""
+
+    version: Count
+    answers: list[Answer]
+    waited_seconds: float = 0.0
+
+
+class Cancel(Frozen, tag="cancel"):
+    """Coordinator: nobody needs these leases any more."""
+
+    leases: list[Count]
+
+
+class Rejected(Frozen, tag="rejected"):
+    """Coordinator: this answer changed nothing, and why."""
+
+    lease: Count
+    reason: Text
+
+
+class Beat(Frozen, tag="beat"):
+    """Either: I am here. Any other message says so too."""
+
+
+class Leave(Frozen, tag="leave"):
+    """Node: I go. A reason other than politeness is shown to the user."""
+
+    reason: Text = ""
+
+
+class Bye(Frozen, tag="bye"):
+    """Coordinator: the run is over, or you are not welcome any more."""
+
+    reason: Text
+    finished: bool
+
+
+Message: TypeAlias = (
+    Hello | Welcome | Ready | Refuse | Params | Work | Update | Cancel | Rejected | Beat | Leave | Bye
+)

@@ -1,0 +1,1 @@
+"""Bytes and manners: what a frame looks like, and what may be said when."""

@@ -1,0 +1,159 @@
+"""Frames: bytes in, messages out, every size limited before anything is allocated.
+
+    0      2    3    4           8                16            16 + meta
+    +------+----+----+-----------+-----------------+-------------+-----------------+
+    | "W5" |  1 |  0 | meta: u32 | body: u64       | MessagePack | raw bytes       |
+    +------+----+----+-----------+-----------------+-------------+-----------------+
+
+`Decoder` has the shape of asyncio's `BufferedProtocol` (`get_buffer`, `buffer_updated`), so a large
+body is received straight into the memory it stays in, and several small frames cost one system call.
+Knows no sockets, no clock and no torch.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from w5xde.errors import LocalProtocolError, RemoteProtocolError
+from w5xde.messages import Message
+
+MAGIC = b"W5"
+WIRE_VERSION = 1
+_HEADER = struct.Struct("<2sBBIQ")
+HEADER_BYTES = _HEADER.size
+
+# Small frames are gathered here, many to one read. 64 KiB is what a loopback read returns at most anyway.
+SCRATCH_BYTES = 64 * 1024
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+class Limits(NamedTuple):
+    """The largest frame we accept now."""
+
+    meta_bytes_max: int
+    body_bytes_max: int
+
+
+# A greeting needs a few hundred bytes; nobody unknown may make us hold more.
+GREETING_LIMITS = Limits(meta_bytes_max=4096 - HEADER_BYTES, body_bytes_max=0)
+
+
+class Frame(NamedTuple):
+    """A message and the raw bytes that came with it."""
+
+    message: Message
+    body: bytearray
+
+
+def encode(message: Message, body_bytes: int = 0) -> bytes:
+    """Header and message of a frame; the body follows it on the wire."""
+    try:
+        meta = _encoder.encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise LocalProtocolError(f"cannot encode {type(message).__name__}: {error}") from error
+    return _HEADER.pack(MAGIC, WIRE_VERSION, 0, len(meta), body_bytes) + meta
+
+
+class Decoder:
+    """Turns the bytes of one connection into frames, whatever pieces they arrive in."""
+
+    def __init__(self, limits: Limits, allocate: Callable[[int], bytearray] = bytearray) -> None:
+        self.limits = limits
+        self._allocate = allocate
+        self._scratch = bytearray(HEADER_BYTES + min(limits.meta_bytes_max, SCRATCH_BYTES))
+        self._filled = 0
+        self._message: Message | None = None
+        self._body = bytearray()
+        self._body_filled = 0
+        self._broken = False
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes belong: the rest of a body, or the scratch."""
+        if self._message is not None:
+            return memoryview(self._body)[self._body_filled :]
+        return memoryview(self._scratch)[self._filled :]
+
+    def buffer_updated(self, count: int) -> list[Frame]:
+        """Take note of `count` bytes written into the buffer; returns the frames they completed."""
+        if self._broken:
+            raise RemoteProtocolError("bytes after an error in the stream", code="W5-120")
+        if self._message is not None:
+            self._body_filled += count
+            if self._body_filled < len(self._body):
+                return []
+            frame = Frame(self._message, self._body)
+            self._message, self._body = None, bytearray()
+            return [frame]
+        self._filled += count
+        try:
+            return self._parse()
+        except RemoteProtocolError:
+            self._broken = True
+            raise
+
+    def _parse(self) -> list[Frame]:
+        frames = []
+        view = memoryview(self._scratch)
+        at = 0
+        while self._filled - at >= HEADER_BYTES:
+            meta_bytes, body_bytes = self._read_header(at)
+            meta_end = at + HEADER_BYTES + meta_bytes
+            if self._filled < meta_end:
+                break
+            message = _read_message(view[at + HEADER_BYTES : meta_end])
+            here = self._filled - meta_end
+            if here < body_bytes:
+                # The rest of the body goes straight to its place.
+                self._message = message
+                self._body = self._allocate(body_bytes)
+                self._body[:here] = view[meta_end : self._filled]
+                self._body_filled = here
+                at = self._filled
+                break
+            frames.append(Frame(message, bytearray(view[meta_end : meta_end + body_bytes])))
+            at = meta_end + body_bytes
+        view.release()
+        self._compact(at)
+        return frames
+
+    def _read_header(self, at: int) -> tuple[int, int]:
+        magic, version, flags, meta_bytes, body_bytes = _HEADER.unpack_from(self._scratch, at)
+        if magic != MAGIC:
+            raise RemoteProtocolError("this is not a w5xde connection", code="W5-120")
+        if version != WIRE_VERSION or flags:
+            raise RemoteProtocolError(
+                f"frames of version {version}, flags {flags}; we read version {WIRE_VERSION}", code="W5-107"
+            )
+        if meta_bytes > self.limits.meta_bytes_max or body_bytes > self.limits.body_bytes_max:
+            raise RemoteProtocolError(
+                f"a frame of {meta_bytes} + {body_bytes} bytes; at most "
+                f"{self.limits.meta_bytes_max} + {self.limits.body_bytes_max} are accepted now",
+                code="W5-121",
+            )
+        return meta_bytes, body_bytes
+
+    def _compact(self, at: int) -> None:
+        """Move what is left to the front, and make room for the frame that has begun."""
+        rest = self._filled - at
+        if at:
+            self._scratch[:rest] = self._scratch[at : self._filled]
+        self._filled = rest
+        wanted = HEADER_BYTES + min(self.limits.meta_bytes_max, SCRATCH_BYTES)
+        if rest >= HEADER_BYTES:
+            wanted = max(wanted, HEADER_BYTES + self._read_header(0)[0])
+        if len(self._scratch) < wanted:
+            # A new one, because the reader may still hold a view of the old.
+            self._scratch = self._scratch[:rest] + bytes(wanted - rest)
+
+
+def _read_message(meta: memoryview) -> Message:
+    try:
+        return _decoder.decode(meta)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RemoteProtocolError(f"a message that makes no sense: {error}", code="W5-120") from None

@@ -1,0 +1,1 @@
+"""Doing: asyncio, threads, files and clocks. Performs what `control` decides."""

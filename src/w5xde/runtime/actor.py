@@ -1,0 +1,76 @@
+"""An actor: one thread that owns one object. Calls are made one after another, results come to the loop.
+
+For small models a thread costs more than the work: an *inline* actor makes each call at once, behind the
+same interface.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+
+class Actor:
+    """Makes calls for one owner, in order. `prepare` is called first in its thread."""
+
+    def __init__(
+        self,
+        name: str,
+        failed: Callable[[BaseException], None],
+        *,
+        inline: bool,
+        prepare: Callable[[], None] | None = None,
+    ) -> None:
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name, initializer=prepare)
+        self._waiting = 0
+        self._inline = inline
+
+    @property
+    def inline(self) -> bool:
+        return self._inline
+
+    @inline.setter
+    def inline(self, inline: bool) -> None:
+        # Calls already queued keep their turn: only an actor with nothing to do may change its ways.
+        if self._waiting == 0:
+            self._inline = inline
+
+    def call(self, function: Callable[[], Any], done: Callable[[Any], None] | None = None) -> None:
+        """Call `function` after all calls before it; `done` gets what it returned, on the loop."""
+        if self._inline:
+            try:
+                result = function()
+            except Exception as error:
+                self._failed(error)
+                return
+            if done is not None:
+                done(result)
+            return
+        self._waiting += 1
+        self._threads.submit(self._run, function, done)
+
+    def _run(self, function: Callable[[], Any], done: Callable[[Any], None] | None) -> None:
+        try:
+            result = function()
+        except Exception as error:
+            self._post(self._failed, error)
+            return
+        self._post(done, result)
+
+    def _post(self, callback: Callable[[Any], None] | None, value: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._arrive, callback, value)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits for this any more
+
+    def _arrive(self, callback: Callable[[Any], None] | None, value: Any) -> None:
+        self._waiting -= 1
+        if callback is not None:
+            callback(value)
+
+    def stop(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)

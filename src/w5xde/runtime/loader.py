@@ -1,0 +1,189 @@
+"""The loader: reads batches ahead in the order of the plan, so that nodes do not wait.
+
+Quick data sets are read on the loop when they are needed; others on a thread; with `--loader-workers`, or
+if reading draws random numbers, in processes of their own. A batch is kept until its step is applied, so
+that lending it again costs nothing and a stream need not be read twice.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from w5xde.config import Settings
+from w5xde.errors import JobError
+from w5xde.learn.data import MapSource, Source, WorkerBatches, all_batches
+from w5xde.learn.payload import Packer
+from w5xde.messages import Item
+from w5xde.runtime.actor import Actor
+
+# Reading a batch on the loop delays everybody else by as much.
+INLINE_READ_SECONDS = 0.002
+# How many batches beyond those asked for are read ahead, at least.
+AHEAD_BATCHES = 16
+
+
+@dataclass(slots=True)
+class Packed:
+    """A batch, ready to be sent."""
+
+    samples: int
+    item: Item
+    pieces: list[memoryview]
+    body_bytes: int
+
+
+Key = tuple[int, int]
+
+
+def _end_of_epoch() -> tuple[int, Any]:
+    return 0, None
+
+
+class Loader:
+    """Hands out packed batches by (epoch, batch)."""
+
+    def __init__(self, source: Source, settings: Settings) -> None:
+        self.is_stream = source.is_stream
+        self._source = source
+        self._batch_size = settings.batch_size
+        self._epochs = settings.epoch_limit
+        self._local = settings.data == "local"
+        # Only a process of its own may draw from the global generators while others compute here.
+        self._workers = 0 if self._local else max(settings.loader_workers, int(source.draws))
+        if self.is_stream:
+            self._workers = min(self._workers, 1)
+        self._ahead = max(AHEAD_BATCHES, settings.step_batches + 1)
+        self._ready: dict[Key, Packed] = {}
+        self._waiting: dict[Key, list[Callable[[Packed], None]]] = {}
+        self._asked: deque[Key] = deque()
+        self._claimed: set[Key] = set()
+        self._next: Key = (0, 0)
+        self._unclaimed = 0
+        self._is_over = False
+        self._batches = self._read_all()
+        self._actor: Actor | None = None
+        self._discovered: Callable[[int, int], None] = lambda epoch, samples: None
+
+    def _read_all(self) -> Iterator[Callable[[], tuple[int, Any]]]:
+        if not self._workers:
+            return all_batches(self._source, self._batch_size, self._epochs)
+        # Made (and its processes forked) now, before there are threads that a fork would lose.
+        loader = DataLoader(
+            WorkerBatches(self._source, self._batch_size, self._epochs),
+            batch_size=None,
+            num_workers=self._workers,
+            prefetch_factor=4,
+            multiprocessing_context="fork" if sys.platform == "linux" else None,
+        )
+        return (lambda given=given: given for given in iter(loader))  # type: ignore[misc]
+
+    def start(
+        self,
+        *,
+        read_seconds: float,
+        discovered: Callable[[int, int], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Begin to read. `discovered(epoch, samples)` tells the batches of a stream, 0 samples its end."""
+        inline = self._local or (not self._workers and read_seconds < INLINE_READ_SECONDS)
+        self._actor = Actor("w5xde-loader", failed, inline=inline)
+        self._discovered = discovered
+        if self.is_stream or not inline:
+            self._read_ahead()
+
+    def stop(self) -> None:
+        if self._actor is not None:
+            self._actor.stop()
+        self._batches = iter(())
+
+    def get(self, key: Key, done: Callable[[Packed], None]) -> None:
+        """Call `done` with the batch, now or as soon as it has been read."""
+        if key not in self._claimed:
+            self._claimed.add(key)
+            self._unclaimed -= 1
+        packed = self._ready.get(key)
+        if packed is not None:
+            done(packed)
+        elif self._local:
+            packed = self._ready[key] = self._pack(self._batch_of(key), self._indices(key))
+            done(packed)
+        else:
+            self._waiting.setdefault(key, []).append(done)
+            while key in self._waiting and self._next <= key and self._actor is not None:
+                self._read_one()
+                if not self._actor.inline:
+                    break
+        self._read_ahead()
+
+    def release(self, keys: list[Key]) -> None:
+        """These batches are applied and will not be asked for again."""
+        for key in keys:
+            self._ready.pop(key, None)
+            self._claimed.discard(key)
+
+    def _read_ahead(self) -> None:
+        if self._actor is None or self._local or (self._actor.inline and not self.is_stream):
+            return
+        while self._unclaimed < self._ahead and not self._is_over:
+            self._read_one()
+
+    def _read_one(self) -> None:
+        if self._actor is None:
+            return
+        self._unclaimed += 1
+        if not self.is_stream:
+            key, self._next = self._next, self._after(self._next)
+            self._is_over = self._next[0] == self._epochs
+            self._actor.call(self._read, lambda packed: self._arrived(key, packed))
+        else:
+            self._actor.call(self._read, self._stream_arrived)
+
+    def _after(self, key: Key) -> Key:
+        epoch, batch = key
+        batches = -(-(self._source.samples or 0) // self._batch_size)
+        return (epoch, batch + 1) if batch + 1 < batches else (epoch + 1, 0)
+
+    def _read(self) -> Packed | None:
+        samples, batch = next(self._batches, _end_of_epoch)()
+        return self._pack(samples, batch) if samples else None
+
+    @staticmethod
+    def _pack(samples: int, batch: Any) -> Packed:
+        packer = Packer()
+        item = packer.pack(batch)
+        return Packed(samples, item, packer.pieces, packer.body_bytes)
+
+    def _indices(self, key: Key) -> Any:
+        if not isinstance(self._source, MapSource):
+            raise JobError("an iterable data set has no indices")
+        return self._source.indices(*key)
+
+    def _batch_of(self, key: Key) -> int:
+        start = key[1] * self._batch_size
+        return min(self._batch_size, (self._source.samples or 0) - start)
+
+    def _stream_arrived(self, packed: Packed | None) -> None:
+        epoch, batch = self._next
+        if self._is_over:
+            return  # read ahead beyond the last epoch
+        if packed is None:
+            self._next = (epoch + 1, 0)
+            self._unclaimed -= 1
+            self._is_over = self._next[0] == self._epochs
+            self._discovered(epoch, 0)
+            self._read_ahead()
+        else:
+            self._next = (epoch, batch + 1)
+            self._arrived((epoch, batch), packed)
+            self._discovered(epoch, packed.samples)
+
+    def _arrived(self, key: Key, packed: Packed) -> None:
+        self._ready[key] = packed
+        for done in self._waiting.pop(key, ()):
+            done(packed)

@@ -1,0 +1,152 @@
+"""Counting: what happened in a run, in total, per node, and lately."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from w5xde.config import Settings
+from w5xde.control.coordinator import Progress
+from w5xde.runtime.status import NodeRow, RunStatus
+
+# Rates are over this long, so that they follow a change but do not jitter.
+RECENT_SECONDS = 3.0
+# Loss shown is a mean over about this many steps.
+LOSS_STEPS = 20
+
+
+class Rate:
+    """How much a growing count grew a second, lately."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, float]] = deque()
+
+    def add(self, now: float, count: float) -> None:
+        self._points.append((now, count))
+        while len(self._points) > 2 and now - self._points[0][0] > RECENT_SECONDS:
+            self._points.popleft()
+
+    @property
+    def per_second(self) -> float:
+        if len(self._points) < 2:
+            return 0.0
+        (then, before), (now, count) = self._points[0], self._points[-1]
+        return (count - before) / (now - then) if now > then else 0.0
+
+
+@dataclass(slots=True)
+class NodeMeter:
+    """One node's part in the run, over all its connections."""
+
+    name: str
+    device: str = "cpu"
+    state: str = "joining"
+    batches: int = 0
+    samples: int = 0
+    seconds_busy: float = 0.0
+    seconds_waiting: float = 0.0
+    loss: float | None = None
+    rate: Rate = field(default_factory=Rate)
+
+    def row(self, batches_total: int) -> NodeRow:
+        spent = (self.seconds_busy + self.seconds_waiting) or 1.0
+        return NodeRow(
+            name=self.name,
+            device=self.device,
+            state=self.state,
+            batches=self.batches,
+            batches_per_second=self.rate.per_second if self.state != "gone" else 0.0,
+            share=self.batches / batches_total,
+            loss=self.loss,
+            waiting=self.seconds_waiting / spent,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "device": self.device,
+            "batches": self.batches,
+            "samples": self.samples,
+            "seconds_busy": round(self.seconds_busy, 6),
+            "seconds_waiting": round(self.seconds_waiting, 6),
+        }
+
+
+class Meters:
+    """Everything counted in one run."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, NodeMeter] = {}
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.loss_first: float | None = None
+        self.loss_last: float | None = None
+        self.loss_mean: float | None = None
+        self.evaluation: dict[str, float] = {}
+        self.samples_rate = Rate()
+        self.batches_rate = Rate()
+        self.sent_rate = Rate()
+        self.received_rate = Rate()
+
+    def node(self, name: str) -> NodeMeter:
+        meter = self.nodes.get(name)
+        if meter is None:
+            meter = self.nodes[name] = NodeMeter(name)
+        return meter
+
+    def stepped(self, loss: float) -> None:
+        if self.loss_first is None:
+            self.loss_first = loss
+        self.loss_last = loss
+        before = loss if self.loss_mean is None else self.loss_mean
+        self.loss_mean = before + (loss - before) / LOSS_STEPS
+
+    def sample(self, now: float, progress: Progress, bytes_sent: int, bytes_received: int) -> None:
+        """Note where the counts stand, for rates."""
+        self.bytes_sent, self.bytes_received = bytes_sent, bytes_received
+        self.samples_rate.add(now, progress.samples)
+        self.batches_rate.add(now, progress.batches)
+        self.sent_rate.add(now, bytes_sent)
+        self.received_rate.add(now, bytes_received)
+        for meter in self.nodes.values():
+            meter.rate.add(now, meter.batches)
+
+    def status(
+        self,
+        *,
+        run: str,
+        address: str,
+        parameters: int,
+        settings: Settings,
+        progress: Progress,
+        steps_total: int | None,
+        seconds: float,
+        batches_relent: int,
+    ) -> RunStatus:
+        """Everything a view shows, at this moment."""
+        total = sum(node.batches for node in self.nodes.values()) or 1
+        return RunStatus(
+            run=run,
+            mode=settings.mode,
+            address=address,
+            parameters=parameters,
+            step=progress.steps,
+            steps_total=steps_total,
+            epoch=progress.epochs,
+            epochs_total=settings.epoch_limit,
+            batches=progress.batches,
+            samples=progress.samples,
+            seconds=seconds,
+            seconds_total=settings.seconds,
+            loss=self.loss_mean,
+            evaluation=self.evaluation,
+            samples_per_second=self.samples_rate.per_second,
+            batches_per_second=self.batches_rate.per_second,
+            bytes_sent=self.bytes_sent,
+            bytes_received=self.bytes_received,
+            sent_per_second=self.sent_rate.per_second,
+            received_per_second=self.received_rate.per_second,
+            batches_relent=batches_relent,
+            nodes=[node.row(total) for node in self.nodes.values()],
+        )

@@ -1,0 +1,367 @@
+"""The node's body: one connection and one trainer around the core that decides.
+
+Quick batches are computed right here on the loop; slow ones on a thread, so that heartbeats go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import random
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import w5xde
+from w5xde.config import Settings
+from w5xde.control import node as nd
+from w5xde.errors import JoinError, TrainingError, W5xdeError
+from w5xde.learn.job import Job, describe
+from w5xde.learn.layout import Vector
+from w5xde.learn.payload import unpack
+from w5xde.learn.prepare import NodeParts, choose_device, prepare_node, use_threads
+from w5xde.learn.trainer import BatchFailed, Task
+from w5xde.messages import (
+    PROTOCOL_VERSION,
+    Answer,
+    Beat,
+    Bye,
+    Cancel,
+    Hello,
+    Leave,
+    Loan,
+    Message,
+    Params,
+    Ready,
+    Refuse,
+    Rejected,
+    Update,
+    Welcome,
+    Work,
+)
+from w5xde.protocol.session import NODE
+from w5xde.protocol.wire import Limits
+from w5xde.runtime.actor import Actor
+from w5xde.runtime.transport import Connection, dial
+from w5xde.tree import Span, batch_seed
+
+# A layout of a very deep model takes a few MiB; a body may be a whole model or a large batch.
+NODE_LIMITS = Limits(meta_bytes_max=64 * 1024 * 1024, body_bytes_max=2**36)
+# Work that takes longer than this is done on a thread, so that the loop keeps beating.
+INLINE_WORK_SECONDS = 0.02
+
+
+@dataclass(slots=True)
+class NodeReport:
+    """What a node did, for its user."""
+
+    name: str
+    run: str = ""
+    batches: int = 0
+    rejected: int = 0
+    seconds_busy: float = 0.0
+    seconds_waiting: float = 0.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    loss: float | None = None
+    reason: str = ""
+
+
+class Node:
+    """One node, from the first greeting to the last."""
+
+    def __init__(
+        self,
+        job: Job,
+        host: str,
+        port: int,
+        settings: Settings,
+        note: Callable[[str, str], None] = lambda kind, text: None,
+    ) -> None:
+        self._job = job
+        self._host, self._port = host, port
+        self._settings = settings
+        self._device = choose_device(settings.device)
+        self._note = note
+        self.report = NodeReport(name=settings.node_name or _host_name())
+        self._core = nd.NodeCore(random.Random(), settings.wait)
+        self._connection: Connection | None = None
+        self._parts: NodeParts | None = None
+        self._welcome: Welcome | None = None
+        self._refusal: W5xdeError | None = None
+        self._dial_error: W5xdeError | None = None
+        self._idle_since = 0.0
+
+    async def run(self) -> NodeReport:
+        """Work until the run is over; errors say why this node could not."""
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[nd.Exit] = self._loop.create_future()
+        self._loop.set_exception_handler(self._our_bug)
+        self._actor = Actor("w5xde-trainer", self._broke, inline=False)
+        self._ticker = self._loop.call_later(nd.TICK_SECONDS, self._tick)
+        try:
+            self._perform(self._core.start(self._loop.time()))
+            over = await self._over
+        finally:
+            self._ticker.cancel()
+            self._actor.stop()
+            await self._part()
+        self.report.reason = over.reason
+        if self._refusal is not None:
+            raise self._refusal
+        if over.error:
+            raise self._dial_error or JoinError(over.error, code="W5-102")
+        return self.report
+
+    async def _part(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        if connection.session.may_say(Leave):
+            connection.send(Leave(str(self._refusal or "")[:4000]))
+        connection.close()
+        for _ in range(100):
+            if self._connection is None:
+                return
+            await asyncio.sleep(0.01)
+
+    def leave(self) -> None:
+        """Go, after the work in hand."""
+        self._dispatch(nd.LeaveAsked())
+
+    def _dispatch(self, event: nd.Event) -> None:
+        self._perform(self._core.handle(event, self._loop.time()))
+
+    def _perform(self, effects: list[nd.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case nd.Dial():
+                    self._loop.call_later(effect.after_seconds, self._start_dialling)
+                case nd.Greet():
+                    self._greet()
+                case nd.Check():
+                    self._actor.call(self._check, self._checked)
+                case nd.Handle():
+                    self._handle(effect.item)
+                case nd.SayReady() if self._parts is not None:
+                    self._say(Ready(self._parts.layout_digest))
+                    self._idle_since = self._loop.time()
+                    self._note("joined", f"joined {self.report.run} as {self.report.name} on {self._device}")
+                case nd.SayBeat():
+                    self._say(Beat())
+                case nd.Hang() if self._connection is not None:
+                    self._note("lost", effect.reason)
+                    self._connection.abort()
+                case nd.Exit():
+                    if not self._over.done():
+                        self._over.set_result(effect)
+
+    def _tick(self) -> None:
+        self._ticker = self._loop.call_later(nd.TICK_SECONDS, self._tick)
+        self._dispatch(nd.Ticked())
+
+    # --- connection -------------------------------------------------------------------------------
+
+    def _start_dialling(self) -> None:
+        if not self._core.is_over:
+            self._dialling = self._loop.create_task(self._dial())
+
+    async def _dial(self) -> None:
+        def make() -> Connection:
+            return Connection(NODE, opened=self._opened, heard=self._heard, lost=self._lost, limits=NODE_LIMITS)
+
+        try:
+            await dial(make, self._host, self._port)
+        except JoinError as error:
+            self._dial_error = error
+            self._dispatch(nd.DialFailed(error.what))
+
+    def _opened(self, connection: Connection) -> None:
+        self._connection = connection
+        self._dispatch(nd.Opened())
+
+    def _lost(self, connection: Connection, reason: str) -> None:
+        self._connection = None
+        self.report.bytes_sent += connection.bytes_sent
+        self.report.bytes_received += connection.bytes_received
+        if not self._core.is_over and self._core.has_joined:
+            self._note("lost", f"lost the coordinator ({reason}); trying again")
+        self._dispatch(nd.Lost(reason))
+
+    def _say(self, message: Message) -> None:
+        if self._connection is not None:
+            self._connection.send(message)
+
+    def _greet(self) -> None:
+        self._say(
+            Hello(
+                protocol=PROTOCOL_VERSION,
+                package=w5xde.__version__,
+                name=self.report.name,
+                run=self.report.run,
+                device=str(self._device),
+                torch=str(torch.__version__),
+            )
+        )
+
+    def _heard(self, connection: Connection, message: Message, body: bytearray) -> None:
+        self._core.heard(self._loop.time())
+        match message:
+            case Work():
+                self._dispatch(nd.Given((message, body), [loan.lease for loan in message.loans]))
+            case Params():
+                self._dispatch(nd.Given((message, body)))
+            case Cancel():
+                self._dispatch(nd.Cancelled(message.leases))
+            case Rejected():
+                self.report.rejected += 1
+                self._note("rejected", f"an answer was refused: {message.reason}")
+            case Welcome():
+                self._welcome = message
+                self.report.run, self.report.name = message.run, message.name
+                self._dispatch(nd.Welcomed())
+            case Refuse():
+                self._refusal = JoinError(message.what, code=message.code, why=message.why, fix=message.fix)
+                self._dispatch(nd.Parted(message.what, finished=False))
+            case Bye():
+                if not message.finished:
+                    self._refusal = JoinError(
+                        f"the coordinator turned this node out: {message.reason}", code="W5-112"
+                    )
+                self._dispatch(nd.Parted(message.reason, finished=message.finished))
+
+    # --- checking ---------------------------------------------------------------------------------
+
+    def _check(self) -> NodeParts | W5xdeError:
+        if self._welcome is None:
+            raise ValueError("nothing to check against")
+        if self._parts is not None and self._parts.fits(self._welcome):
+            return self._parts
+        try:
+            return prepare_node(self._job, self._welcome, self._device)
+        except W5xdeError as error:
+            return error
+
+    def _checked(self, parts: NodeParts | W5xdeError) -> None:
+        if isinstance(parts, W5xdeError):
+            self._refusal = parts
+            self._dispatch(nd.Parted(parts.what, finished=False))
+        else:
+            self._parts = parts
+            use_threads(parts.welcome.rules.threads)
+            self._dispatch(nd.Checked())
+
+    def _our_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        loop.default_exception_handler(context)
+        self._broke(context.get("exception") or RuntimeError(context["message"]))
+
+    def _broke(self, error: BaseException) -> None:
+        self._refusal = TrainingError(f"this node cannot go on: {describe(error)}", code="W5-302")
+        self._dispatch(nd.Parted(str(error), finished=False))
+
+    # --- work -------------------------------------------------------------------------------------
+
+    def _handle(self, item: tuple[Params | Work, bytearray]) -> None:
+        message, body = item
+        parts = self._parts
+        if parts is None:
+            return
+        if isinstance(message, Params):
+            whole = message.whole
+            self._actor.call(lambda: parts.trainer.load(body, whole=whole), lambda _: self._dispatch(nd.Finished()))
+            return
+        waited = max(0.0, self._loop.time() - self._idle_since)
+        connection = self._connection
+        self._actor.call(
+            lambda: self._compute(parts, message, body),
+            lambda answered: self._answer(connection, message, answered, waited),
+        )
+
+    def _compute(self, parts: NodeParts, work: Work, body: bytearray) -> list[tuple[Answer, Vector | None]]:
+        return [self._compute_loan(parts, loan, body) for loan in work.loans]
+
+    def _compute_loan(self, parts: NodeParts, loan: Loan, body: bytearray) -> tuple[Answer, Vector | None]:
+        if loan.lease in self._core.cancelled:
+            return Answer(loan.lease, dropped=True), None
+        started = self._loop.time()
+        try:
+            batches = []
+            for batch in loan.batches:
+                value: Any = unpack(batch.item, body, batch.at)
+                if parts.source is not None:
+                    seed = batch_seed(parts.welcome.rules.seed, loan.epoch, batch.index)
+                    value = parts.source.read_indices(value, seed)
+                batches.append((batch.index, batch.samples, value))
+            span = Span(loan.start, loan.stop)
+            outcome = parts.trainer.compute(Task(loan.epoch, span, loan.count, loan.samples, batches))
+        except (BatchFailed, W5xdeError) as error:
+            return Answer(loan.lease, seconds=self._loop.time() - started, failure=str(error)[:2000]), None
+        answer = Answer(
+            loan.lease,
+            loss_sum=outcome.loss_sum,
+            seconds=self._loop.time() - started,
+            absent=outcome.absent,
+        )
+        return answer, outcome.vector
+
+    def _answer(
+        self,
+        connection: Connection | None,
+        work: Work,
+        answered: list[tuple[Answer, Vector | None]],
+        waited: float,
+    ) -> None:
+        answers = [answer for answer, _ in answered]
+        vectors = [vector for _, vector in answered if vector is not None]
+        seconds = sum(answer.seconds for answer in answers)
+        self._count(work, answers, seconds, waited)
+        # A thread is only worth its switches if the work is long.
+        self._actor.inline = seconds < INLINE_WORK_SECONDS
+        # Leases of a connection that broke meanwhile are void, and so is their answer.
+        if connection is not None and connection is self._connection and connection.session.may_say(Update):
+            trainer = self._parts.trainer if self._parts is not None else None
+
+            def sent() -> None:
+                for vector in vectors:
+                    if trainer is not None:
+                        trainer.recycle(vector)
+
+            pieces = [memoryview(vector.raw.cpu().numpy()) for vector in vectors]
+            connection.send(Update(work.version, answers, waited), pieces, sent)
+        self._idle_since = self._loop.time()
+        self._dispatch(nd.Finished())
+
+    def _count(self, work: Work, answers: list[Answer], seconds: float, waited: float) -> None:
+        self.report.seconds_busy += seconds
+        self.report.seconds_waiting += waited
+        for loan, answer in zip(work.loans, answers, strict=True):
+            if not answer.dropped and not answer.failure:
+                self.report.batches += loan.stop - loan.start
+                samples = sum(batch.samples for batch in loan.batches)
+                self.report.loss = answer.loss_sum / samples
+
+
+def _host_name() -> str:
+    """This machine's name, as far as it may be shown."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", platform.node().split(".")[0])[:50].lstrip("._-")
+    return name or "node"
+
+
+async def run_node(node: Node, *, signals: bool) -> NodeReport:
+    """Run a node; with `signals` the first Ctrl-C leaves politely and the second at once."""
+    if signals:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+
+        def ask(number: int) -> None:
+            loop.remove_signal_handler(number)
+            loop.add_signal_handler(number, lambda: task.cancel() if task is not None else None)
+            node.leave()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, ask, number)
+    return await node.run()

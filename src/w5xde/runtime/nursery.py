@@ -1,0 +1,159 @@
+"""Local nodes: processes forked from one that has loaded torch and the job, and nothing else.
+
+The nursery is forked before there are threads or sockets; it forks a node whenever it is asked to, so that
+nodes share the memory of what is loaded and start in milliseconds. It ends when its owner does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+
+from w5xde.config import Settings
+from w5xde.errors import W5xdeError
+from w5xde.learn.job import Job
+
+# How long nodes may take to part after their owner has gone.
+GRACE_SECONDS = 5.0
+
+
+class Nursery:
+    """Starts local nodes, and tells when one has ended."""
+
+    def __init__(self, job: Job, settings: Settings) -> None:
+        ours, theirs = socket.socketpair()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            ours.close()
+            _be_nursery(theirs, job, settings)
+        theirs.close()
+        self._socket = ours
+        self._text = b""
+        self._ended: Callable[[str, int], None] = lambda name, status: None
+        self._started: Callable[[str, int], None] = lambda name, pid: None
+
+    def watch(self, started: Callable[[str, int], None], ended: Callable[[str, int], None]) -> None:
+        """From now on tell of nodes' beginnings (name, pid) and ends (name, exit status)."""
+        self._started, self._ended = started, ended
+        self._socket.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._socket, self._read)
+
+    def start(self, name: str, host: str, port: int) -> None:
+        self._socket.sendall(f"{name} {host} {port}\n".encode())
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(65536)
+        except BlockingIOError:
+            return
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            return
+        self._text += data
+        *lines, self._text = self._text.split(b"\n")
+        for line in lines:
+            word, name, number = line.decode().split(" ")
+            (self._started if word == "started" else self._ended)(name, int(number))
+
+    def close(self) -> None:
+        """Let the nodes end; those that do not are stopped."""
+        self._socket.close()
+        _, _ = os.waitpid(self._pid, 0)
+
+
+def _be_nursery(requests: socket.socket, job: Job, settings: Settings) -> None:
+    """Never returns. Ctrl-C reaches the whole group: our owner decides what it means, not we."""
+    status = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # What nodes print must not mix with the results on stdout.
+        os.dup2(2, 1)
+        _serve(requests, job, settings)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _serve(requests: socket.socket, job: Job, settings: Settings) -> None:
+    nodes: dict[int, str] = {}
+    text = b""
+    while True:
+        readable, _, _ = select.select([requests], [], [], 0.1)
+        if readable:
+            data = requests.recv(65536)
+            if not data:
+                break
+            text += data
+            *lines, text = text.split(b"\n")
+            for line in lines:
+                name, host, port = line.decode().split(" ")
+                pid = os.fork()
+                if pid == 0:
+                    requests.close()
+                    _be_node(job, name, host, int(port), settings)
+                nodes[pid] = name
+                requests.sendall(f"started {name} {pid}\n".encode())
+        for pid, status in _reap(nodes):
+            requests.sendall(f"ended {nodes.pop(pid)} {status}\n".encode())
+    deadline = time.monotonic() + GRACE_SECONDS
+    while nodes and time.monotonic() < deadline:
+        for pid, _ in _reap(nodes):
+            del nodes[pid]
+        time.sleep(0.02)
+    for pid in nodes:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _reap(nodes: dict[int, str]) -> list[tuple[int, int]]:
+    ended = []
+    for pid in nodes:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            ended.append((pid, os.waitstatus_to_exitcode(status)))
+    return ended
+
+
+def _be_node(job: Job, name: str, host: str, port: int, settings: Settings) -> None:
+    """Never returns."""
+    from w5xde.runtime.node import Node, run_node
+
+    status = 70
+    try:
+        import msgspec
+
+        own = msgspec.structs.replace(settings, node_name=name, wait=10.0)
+        asyncio.run(_until_orphaned(Node(job, host, port, own), run_node))
+        status = 0
+    except W5xdeError as error:
+        status = error.exit_code
+        if settings.log != "silent":
+            print(f"{name}: {error.lines()[0]}", file=sys.stderr, flush=True)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+async def _until_orphaned(node: object, run_node: Callable[..., object]) -> None:
+    """A local node ends with its coordinator: whoever restarts it starts new ones."""
+    owner = os.getppid()
+    running = asyncio.ensure_future(run_node(node, signals=False))  # type: ignore[arg-type]
+    while not running.done():
+        await asyncio.wait([running], timeout=1.0)
+        if os.getppid() != owner:
+            running.cancel()
+            return
+    running.result()

@@ -1,0 +1,236 @@
+"""The reception: who comes, who is let in, and who goes. One door, one place that checks.
+
+Everything up to `Ready` happens here; afterwards the coordinator hears of a peer's updates and of its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import w5xde
+from w5xde.messages import (
+    PROTOCOL_VERSION,
+    Beat,
+    Bye,
+    Hello,
+    Layout,
+    Leave,
+    Message,
+    Ready,
+    Refuse,
+    Rules,
+    Update,
+    Welcome,
+)
+from w5xde.protocol.session import COORDINATOR
+from w5xde.protocol.wire import Limits
+from w5xde.runtime.transport import Connection
+
+# Answers to a few dozen leases, each with a failure's text at most.
+UPDATE_META_BYTES_MAX = 1024 * 1024
+# Unfinished greetings at one time; more are strangers who fill our memory.
+UNNAMED_MAX = 64
+GREETING_SECONDS = 60.0
+PARTING_SECONDS = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """A node's connection, and what was sent over it."""
+
+    connection: Connection
+    name: str = ""
+    device: str = ""
+    is_ready: bool = False
+    is_gone: bool = False
+    version: int | None = None
+    # Works on their way: (leases, batches, when sent); answers come in the same order.
+    works: deque[tuple[list[int], int, float]] = field(default_factory=deque)
+    answered_at: float = 0.0
+    frame_leases: int = 1
+
+
+class Host(Protocol):
+    """Whom the reception tells."""
+
+    def greeted(self, peer: Peer) -> None: ...
+    def joined(self, peer: Peer) -> None: ...
+    def heard_from(self, peer: Peer) -> None: ...
+    def updated(self, peer: Peer, update: Update, body: bytearray) -> None: ...
+    def left(self, peer: Peer, reason: str) -> None: ...
+    def note(self, kind: str, text: str, node: str) -> None: ...
+
+
+class Reception:
+    """All connections of a run."""
+
+    def __init__(self, host: Host, *, run: str, layout: Layout, rules: Rules, vector_bytes: int) -> None:
+        self._host = host
+        self._run = run
+        self._layout = layout
+        self._layout_digest = layout.digest()
+        self._rules = rules
+        self._vector_bytes = vector_bytes
+        self._peers: dict[str, Peer] = {}
+        self._unnamed: set[Peer] = set()
+        self._gone_bytes_sent = 0
+        self._gone_bytes_received = 0
+        self._is_closing = False
+
+    def get(self, name: str) -> Peer | None:
+        return self._peers.get(name)
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def _everybody(self) -> Iterator[Peer]:
+        yield from list(self._peers.values())
+        yield from list(self._unnamed)
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._gone_bytes_sent + sum(p.connection.bytes_sent for p in self._everybody())
+
+    @property
+    def bytes_received(self) -> int:
+        return self._gone_bytes_received + sum(p.connection.bytes_received for p in self._everybody())
+
+    def beat(self) -> None:
+        for peer in self._peers.values():
+            if peer.is_ready:
+                peer.connection.send(Beat())
+
+    def allow_leases(self, peer: Peer, leases: int) -> None:
+        """An answer may now be as large as this many vectors."""
+        if leases > peer.frame_leases or not peer.is_ready:
+            peer.frame_leases = leases
+            peer.connection.limits = Limits(UPDATE_META_BYTES_MAX, self._vector_bytes * leases)
+
+    # --- coming -----------------------------------------------------------------------------------
+
+    def make_connection(self) -> Connection:
+        peer: Peer
+
+        def opened(connection: Connection) -> None:
+            if self._is_closing or len(self._unnamed) >= UNNAMED_MAX:
+                connection.abort()
+                return
+            self._unnamed.add(peer)
+            asyncio.get_running_loop().call_later(GREETING_SECONDS, self._hurry, peer)
+
+        def heard(connection: Connection, message: Message, body: bytearray) -> None:
+            self._heard(peer, message, body)
+
+        def lost(connection: Connection, reason: str) -> None:
+            self.part(peer, reason)
+
+        peer = Peer(Connection(COORDINATOR, opened=opened, heard=heard, lost=lost))
+        return peer.connection
+
+    def _hurry(self, peer: Peer) -> None:
+        if not peer.is_ready and not peer.is_gone:
+            self.part(peer, f"it did not finish its greeting within {GREETING_SECONDS:.0f} s")
+            peer.connection.abort()
+
+    def _heard(self, peer: Peer, message: Message, body: bytearray) -> None:
+        if peer.is_ready:
+            self._host.heard_from(peer)
+        if isinstance(message, Update):
+            self._host.updated(peer, message, body)
+        elif isinstance(message, Hello):
+            self._greet(peer, message)
+        elif isinstance(message, Ready):
+            self._ready(peer, message)
+        elif isinstance(message, Leave):
+            self.part(peer, message.reason or "it said goodbye")
+            peer.connection.close()
+
+    def _greet(self, peer: Peer, hello: Hello) -> None:
+        if hello.protocol != PROTOCOL_VERSION:
+            what = f"this node speaks protocol {hello.protocol}, the run needs {PROTOCOL_VERSION}"
+            fix = f"install w5xde {w5xde.__version__} on both machines"
+            self._refuse(peer, Refuse("W5-107", what, fix=fix))
+            return
+        if hello.run not in ("", self._run):
+            what = f"the run here is {self._run}, not {hello.run}"
+            self._refuse(peer, Refuse("W5-109", what, fix="join again by hand"))
+            return
+        self._unnamed.discard(peer)
+        peer.name = self._free_name(hello.name)
+        peer.device = hello.device
+        self._peers[peer.name] = peer
+        self._host.greeted(peer)
+        peer.connection.send(
+            Welcome(run=self._run, incarnation=1, name=peer.name, layout=self._layout, rules=self._rules)
+        )
+
+    def _free_name(self, wanted: str) -> str:
+        name, number = wanted, 1
+        while name in self._peers:
+            number += 1
+            name = f"{wanted[:58]}-{number}"
+        return name
+
+    def _ready(self, peer: Peer, ready: Ready) -> None:
+        if ready.layout_digest != self._layout_digest:
+            self._refuse(peer, Refuse("W5-201", "the node's model differs", fix="use the coordinator's job file"))
+            return
+        self.allow_leases(peer, 1)
+        peer.is_ready = True
+        self._host.joined(peer)
+
+    def _refuse(self, peer: Peer, refusal: Refuse) -> None:
+        who = peer.name or peer.connection.peer
+        self._host.note("refused", f"{who} was refused: {refusal.what}", who)
+        peer.connection.send(refusal)
+        peer.is_gone = True
+        self._forget(peer)
+        peer.connection.close()
+
+    # --- going ------------------------------------------------------------------------------------
+
+    def part(self, peer: Peer, reason: str) -> None:
+        """The peer is gone, or is as good as gone."""
+        if peer.is_gone:
+            return
+        peer.is_gone = True
+        self._forget(peer)
+        who = peer.name or peer.connection.peer
+        if peer.is_ready:
+            self._host.left(peer, reason)
+        elif not self._is_closing:
+            self._host.note("refused", f"{who} did not join: {reason}", who)
+
+    def _forget(self, peer: Peer) -> None:
+        self._unnamed.discard(peer)
+        if self._peers.get(peer.name) is peer:
+            del self._peers[peer.name]
+        self._gone_bytes_sent += peer.connection.bytes_sent
+        self._gone_bytes_received += peer.connection.bytes_received
+
+    def turn_out(self, peer: Peer, reason: str, *, abruptly: bool = False) -> None:
+        """Part with a peer that misbehaved or fell silent."""
+        if peer.connection.session.may_say(Bye) and not abruptly:
+            peer.connection.send(Bye(reason[:4000], finished=False))
+        self.part(peer, reason)
+        (peer.connection.abort if abruptly else peer.connection.close)()
+
+    async def close(self, reason: str) -> None:
+        """The run is over: say goodbye, and let last words arrive, but not for ever."""
+        self._is_closing = True
+        for peer in self._everybody():
+            if peer.connection.session.may_say(Bye):
+                peer.connection.send(Bye(reason[:4000], finished=True))
+            peer.connection.close()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PARTING_SECONDS
+        while (self._peers or self._unnamed) and loop.time() < deadline:
+            await asyncio.sleep(0.005)
+        for peer in self._everybody():
+            peer.connection.abort()
+
+

@@ -1,0 +1,85 @@
+"""How a run is doing, as plain data: what views draw and callbacks are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class NodeRow:
+    """One node, as it is shown."""
+
+    name: str
+    device: str
+    state: str
+    batches: int
+    batches_per_second: float
+    share: float
+    loss: float | None
+    waiting: float
+
+
+@dataclass(slots=True)
+class RunStatus:
+    """A picture of the run at one moment."""
+
+    run: str
+    mode: str
+    address: str
+    parameters: int
+    step: int = 0
+    steps_total: int | None = None
+    epoch: int = 0
+    epochs_total: int | None = None
+    batches: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    seconds_total: float | None = None
+    loss: float | None = None
+    evaluation: dict[str, float] = field(default_factory=dict)
+    samples_per_second: float = 0.0
+    batches_per_second: float = 0.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    sent_per_second: float = 0.0
+    received_per_second: float = 0.0
+    batches_relent: int = 0
+    nodes: list[NodeRow] = field(default_factory=list)
+
+    @property
+    def done(self) -> float | None:
+        """How much of the run is done, from 0 to 1, by whichever limit comes first."""
+        parts = []
+        if self.steps_total:
+            parts.append(self.step / self.steps_total)
+        if self.seconds_total:
+            parts.append(self.seconds / self.seconds_total)
+        return min(1.0, max(parts)) if parts else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        left = []
+        if self.steps_total and self.step and self.seconds > 0:
+            left.append((self.steps_total - self.step) * self.seconds / self.step)
+        if self.seconds_total:
+            left.append(self.seconds_total - self.seconds)
+        return max(0.0, min(left)) if left else None
+
+    def row(self) -> dict[str, Any]:
+        """One line of metrics.jsonl."""
+        return {
+            "seconds": round(self.seconds, 3),
+            "step": self.step,
+            "epoch": self.epoch,
+            "batches": self.batches,
+            "samples": self.samples,
+            "loss": self.loss,
+            "evaluation": self.evaluation,
+            "samples_per_second": round(self.samples_per_second, 3),
+            "batches_per_second": round(self.batches_per_second, 3),
+            "bytes_sent": self.bytes_sent,
+            "bytes_received": self.bytes_received,
+            "batches_relent": self.batches_relent,
+            "nodes": {node.name: node.batches for node in self.nodes},
+        }
