@@ -10,21 +10,21 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from w5xde.callbacks import Callback
 from w5xde.config import Settings, resolve
-from w5xde.errors import JoinError, UsageError
+from w5xde.errors import UsageError
 from w5xde.learn.job import Job, load_job
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
     from w5xde.runtime.coordinator import Coordinator
-    from w5xde.runtime.node import NodeReport
+    from w5xde.runtime.node import Node, NodeReport
 
 
 @dataclass(slots=True)
@@ -50,6 +50,9 @@ class Watcher:
     def ended(self) -> None:
         """It has stopped."""
 
+    def node_started(self, node: Node) -> None:
+        """A node of ours begins to look for its coordinator."""
+
     def node_note(self, kind: str, text: str) -> None:
         """A node of ours has something to say."""
 
@@ -64,12 +67,12 @@ class _Named:
 
     def __post_init__(self) -> None:
         place = self.reference.rpartition(":")[0] or self.reference
-        self.stem = Path(place).stem.rpartition(".")[2] or "run"
+        self.stem = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2].lower()
 
 
-def _find(job: Job | str) -> _Named:
+def _find(job: Job | str, name: str = "JOB") -> _Named:
     if isinstance(job, Job):
-        return _Named(job, "JOB")
+        return _Named(job, name)
     return _Named(load_job(job), job)
 
 
@@ -89,17 +92,21 @@ def serve(job: Job | str, *, callbacks: Iterable[Callback] = (), **settings: Any
 
 def join(address: str, job: Job | str, **settings: Any) -> NodeReport:
     """Work for the coordinator at `host:port` until its run is over."""
-    return run_nodes(address, job, _resolve("join", settings))
+    return run_node_at(address, job, _resolve("join", settings))
 
 
 # --- the coordinator ------------------------------------------------------------------------------
 
 
 def run_coordinator(
-    job: Job | str, settings: Settings, callbacks: Iterable[Callback] = (), watcher: Watcher | None = None
+    job: Job | str,
+    settings: Settings,
+    callbacks: Iterable[Callback] = (),
+    watcher: Watcher | None = None,
+    name: str = "JOB",
 ) -> Result:
-    """A whole run, with settings that are already checked."""
-    named = _find(job)
+    """A whole run, with settings that are already checked. `name` is what a job without a file is called."""
+    named = _find(job, name)
     from w5xde.learn.prepare import use_threads
     from w5xde.runtime.nursery import Nursery
 
@@ -142,7 +149,7 @@ def _run_prepared(
     return Result(prepared.learner.flat.module, summary, recorder.folder, coordinator.reason)
 
 
-async def _with_signals(work: Any, stop: Callable[[str], None]) -> None:
+async def _with_signals(work: Coroutine[Any, Any, None], stop: Callable[[str], None]) -> None:
     """The first Ctrl-C (or SIGTERM) stops politely, the second at once."""
     running = asyncio.ensure_future(work)
     if threading.current_thread() is threading.main_thread():
@@ -179,19 +186,24 @@ def parse_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def run_nodes(address: str, job: Job | str, settings: Settings, watcher: Watcher | None = None) -> NodeReport:
+def run_node_at(
+    address: str, job: Job | str, settings: Settings, watcher: Watcher | None = None
+) -> NodeReport:
     """One node, with settings that are already checked."""
     host, port = parse_address(address)
     named = _find(job)
-    from w5xde.runtime.node import Node, run_node
+    from w5xde.runtime.node import Node
 
-    note = (watcher or Watcher()).node_note
-    node = Node(named.job, host, port, settings, note)
-    signals = threading.current_thread() is threading.main_thread()
+    watch = watcher or Watcher()
+    node = Node(named.job, host, port, settings, watch.node_note)
+    report: list[NodeReport] = []
+
+    async def work() -> None:
+        watch.node_started(node)
+        report.append(await node.run())
+
     try:
-        return asyncio.run(run_node(node, signals=signals))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
-
-
-__all__ = ["JoinError", "Result", "Watcher", "join", "parse_address", "run_coordinator", "run_nodes", "serve", "train"]
+        asyncio.run(_with_signals(work(), lambda reason: node.leave()))
+    finally:
+        watch.ended()
+    return report[0]

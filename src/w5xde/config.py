@@ -122,14 +122,14 @@ _SHOWING = ["log", "json"]
 COMMAND_SETTINGS: dict[str, list[str]] = {
     "train": [*_TRAINING, "nodes", "device", "threads", "host", "port", "name", "runs", *_SHOWING],
     "serve": [*_TRAINING, "nodes", "device", "threads", "host", "port", "name", "runs", *_SHOWING],
-    "join": ["node_name", "nodes", "device", "wait", *_SHOWING],
+    "join": ["node_name", "device", "wait", *_SHOWING],
     "demo": ["nodes", "name", "runs", *_SHOWING],
 }
 # What a command takes when nobody says otherwise, where that differs from the schema.
 COMMAND_DEFAULTS: dict[str, dict[str, Any]] = {
     "train": {},
     "serve": {"nodes": 0, "port": 5555},
-    "join": {"nodes": 1},
+    "join": {},
     "demo": {"nodes": 3},
 }
 

@@ -13,8 +13,9 @@ SILENCE_SECONDS = 7.0
 BEAT_SECONDS = 2.0
 # A tick that comes this much late means that we were stopped or starved, not that the nodes were silent.
 STALL_SECONDS = 1.0
-# How fast an estimate follows a change: the weight of the newest measurement.
+# How fast an estimate follows a change: the weight of the newest measurement, and if it is quite another.
 _NEWEST = 0.3
+_NEWEST_IF_ANOTHER = 0.7
 
 
 @dataclass(slots=True)
@@ -24,8 +25,10 @@ class Member:
     name: str
     joined_at: float
     heard_at: float
-    # Seconds a batch takes there, transfer included; None until the first answer.
+    # Seconds a batch takes there, transfer included; None until it is known.
     batch_seconds: float | None = None
+    answers: int = 0
+    idle_since: float = 0.0
     # Leases the node has in hand, cancelled ones too until it says so: lease id -> batches.
     pending: dict[int, int] = field(default_factory=dict)
     pending_batches: int = 0
@@ -64,7 +67,7 @@ class Members:
     def join(self, name: str, now: float) -> Member:
         if name in self._members:
             raise ValueError(f"{name} is here already")
-        member = self._members[name] = Member(name, joined_at=now, heard_at=now, free_at=now)
+        member = self._members[name] = Member(name, joined_at=now, heard_at=now, free_at=now, idle_since=now)
         return member
 
     def leave(self, name: str) -> Member | None:
@@ -93,13 +96,19 @@ class Members:
         member.pending_batches -= batches
         self.pending_batches -= batches
         member.free_at = now + member.pending_batches * self.expected_batch_seconds(member)
+        if not member.pending:
+            member.idle_since = now
 
     def measured(self, member: Member, batch_seconds: float) -> None:
-        before = member.rate
-        if member.batch_seconds is None:
+        member.answers += 1
+        if member.answers == 1:
+            return  # a first batch loads the model and warms up: it says nothing about the next
+        before, known = member.rate, member.batch_seconds
+        if known is None:
             member.batch_seconds = batch_seconds
         else:
-            member.batch_seconds += _NEWEST * (batch_seconds - member.batch_seconds)
+            is_another = not known / 2 < batch_seconds < known * 2
+            member.batch_seconds = known + (_NEWEST_IF_ANOTHER if is_another else _NEWEST) * (batch_seconds - known)
         self.pool_rate += member.rate - before
 
     def expected_batch_seconds(self, member: Member) -> float:

@@ -33,6 +33,8 @@ STUCK_SECONDS_MIN = 10.0
 ATTEMPTS_MAX = 3
 # Nodes slower than this many times the pool's mean are asked whether they would finish in time.
 SLOW_FACTOR = 1.5
+# One that is left out is tried again after this many times what a batch took it.
+PROBE_FACTOR = 4.0
 
 Share = tuple[int, int, str]
 
@@ -258,6 +260,8 @@ class Sync(Mode):
         others_rate = self.members.pool_rate - member.rate
         if others_rate <= 0:
             return True
+        if not member.pending and now - member.idle_since > PROBE_FACTOR * mine:
+            return True  # it may have been slow for once; if not, somebody copies the batch in time
         batches = work.free_batches + self.members.pending_batches - member.pending_batches
         soonest = min(
             max(0.0, other.free_at - now) + self.members.expected_batch_seconds(other)

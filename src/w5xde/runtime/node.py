@@ -6,10 +6,10 @@ Quick batches are computed right here on the loop; slow ones on a thread, so tha
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import platform
 import random
 import re
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +69,9 @@ class NodeReport:
     bytes_received: int = 0
     loss: float | None = None
     reason: str = ""
+
+    def summary(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
 
 
 class Node:
@@ -349,19 +352,3 @@ def _host_name() -> str:
     """This machine's name, as far as it may be shown."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", platform.node().split(".")[0])[:50].lstrip("._-")
     return name or "node"
-
-
-async def run_node(node: Node, *, signals: bool) -> NodeReport:
-    """Run a node; with `signals` the first Ctrl-C leaves politely and the second at once."""
-    if signals:
-        loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
-
-        def ask(number: int) -> None:
-            loop.remove_signal_handler(number)
-            loop.add_signal_handler(number, lambda: task.cancel() if task is not None else None)
-            node.leave()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, ask, number)
-    return await node.run()

@@ -16,12 +16,17 @@ import time
 import traceback
 from collections.abc import Callable
 
+import msgspec
+
 from w5xde.config import Settings
 from w5xde.errors import W5xdeError
 from w5xde.learn.job import Job
+from w5xde.runtime.node import Node
 
 # How long nodes may take to part after their owner has gone.
 GRACE_SECONDS = 5.0
+# How long a new node looks for a coordinator that is just about to listen.
+START_SECONDS = 10.0
 
 
 class Nursery:
@@ -127,14 +132,10 @@ def _reap(nodes: dict[int, str]) -> list[tuple[int, int]]:
 
 def _be_node(job: Job, name: str, host: str, port: int, settings: Settings) -> None:
     """Never returns."""
-    from w5xde.runtime.node import Node, run_node
-
-    status = 70
+    status = W5xdeError.exit_code
     try:
-        import msgspec
-
-        own = msgspec.structs.replace(settings, node_name=name, wait=10.0)
-        asyncio.run(_until_orphaned(Node(job, host, port, own), run_node))
+        own = msgspec.structs.replace(settings, node_name=name, wait=START_SECONDS)
+        asyncio.run(_until_orphaned(Node(job, host, port, own)))
         status = 0
     except W5xdeError as error:
         status = error.exit_code
@@ -147,10 +148,10 @@ def _be_node(job: Job, name: str, host: str, port: int, settings: Settings) -> N
         os._exit(status)
 
 
-async def _until_orphaned(node: object, run_node: Callable[..., object]) -> None:
+async def _until_orphaned(node: Node) -> None:
     """A local node ends with its coordinator: whoever restarts it starts new ones."""
     owner = os.getppid()
-    running = asyncio.ensure_future(run_node(node, signals=False))  # type: ignore[arg-type]
+    running = asyncio.ensure_future(node.run())
     while not running.done():
         await asyncio.wait([running], timeout=1.0)
         if os.getppid() != owner:

@@ -1,0 +1,236 @@
+"""The command: `w5xde train`, `serve`, `join` and `demo`.
+
+Flags are made from the settings' schema. Nothing here imports torch before a command needs it, so that
+help and mistakes are told at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Annotated, Any, Literal, NoReturn, get_args, get_origin
+
+from msgspec import Meta
+
+import w5xde
+from w5xde.config import COMMAND_DEFAULTS, COMMAND_SETTINGS, Settings, field_types, resolve
+from w5xde.errors import UsageError, W5xdeError
+
+INTERRUPTED = 130
+
+_ABOUT = """Train one PyTorch model on every machine you have."""
+
+_OVERVIEW = """examples:
+  w5xde demo                                      see it train on handwritten digits, here and now
+  w5xde train train.py --nodes 4 --epochs 5       all on this machine, nodes are processes
+  w5xde serve train.py --host 0.0.0.0             own model and data; prints the line for others to join
+  w5xde join 192.168.1.20:5555 train.py           help a run from another machine
+
+settings: flag, then W5XDE_* (W5XDE_BATCH_SIZE=64), then w5xde.toml (batch-size = 64), then default.
+  w5xde COMMAND --help lists them."""
+
+_JOB_HELP = "train.py, train.py:name or package.module:name"
+
+_COMMANDS: dict[str, tuple[str, str]] = {
+    "train": (
+        "train on this machine; nodes are processes, and others may join",
+        """examples:
+  w5xde train train.py --nodes 4
+  w5xde train train.py:small --steps 1000 --batch-size 64 --batches-per-step 16
+  w5xde train train.py --mode async --seconds 60 --json > result.json""",
+    ),
+    "serve": (
+        "own the model and the data, and wait for nodes",
+        """examples:
+  w5xde serve train.py                            only this machine can join
+  w5xde serve train.py --host 0.0.0.0             every machine that reaches this one can join
+  w5xde serve train.py --nodes 2 --name tuesday   with two nodes of its own""",
+    ),
+    "join": (
+        "work for a coordinator",
+        """examples:
+  w5xde join 192.168.1.20:5555 train.py
+  w5xde join 192.168.1.20:5555 train.py --device cuda:1 --name big-box""",
+    ),
+    "demo": (
+        "train on handwritten digits with three nodes, and compare with one process",
+        """examples:
+  w5xde demo
+  w5xde demo --nodes 5 --json""",
+    ),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose mistakes are our errors."""
+
+    def error(self, message: str) -> NoReturn:
+        fix = f"{self.prog} --help"
+        unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0]
+        if unknown != message.split(" ")[0] and unknown.startswith("-"):
+            known = [flag for action in self._all_actions() for flag in action.option_strings]
+            near = difflib.get_close_matches(unknown.split("=")[0], known, n=1, cutoff=0.5)
+            message = f"unknown flag {unknown}" + (f". Did you mean {near[0]}?" if near else "")
+        raise UsageError(message, code="W5-210", fix=fix)
+
+    def _all_actions(self) -> Iterator[argparse.Action]:
+        yield from self._actions
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for parser in action.choices.values():
+                    yield from parser._actions
+
+
+def _build_parser() -> _Parser:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(
+        prog="w5xde", description=_ABOUT, epilog=_OVERVIEW, formatter_class=plain, allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"w5xde {w5xde.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    types = field_types()
+    for name, (about, examples) in _COMMANDS.items():
+        command = commands.add_parser(
+            name, help=about, description=about, epilog=examples, formatter_class=plain, allow_abbrev=False
+        )
+        if name == "join":
+            command.add_argument("address", metavar="HOST:PORT", help="where the coordinator listens")
+        if name != "demo":
+            command.add_argument("job", metavar="JOB", help=_JOB_HELP)
+        for setting in COMMAND_SETTINGS[name]:
+            _add_flag(command, name, setting, types[setting])
+    return parser
+
+
+def _add_flag(parser: argparse.ArgumentParser, command: str, setting: str, annotated: Any) -> None:
+    """One flag for one setting; its value is checked by the schema, with all others."""
+    base, *extras = get_args(annotated) if get_origin(annotated) is Annotated else (annotated,)
+    text = next((extra.description for extra in extras if isinstance(extra, Meta) and extra.description), "")
+    default = COMMAND_DEFAULTS[command].get(setting, getattr(_DEFAULTS, setting))
+    if default not in (None, False, True):
+        text += f" (default: {default})"
+    flag = f"--{setting.replace('_', '-')}"
+    flags = ["--name", flag] if setting == "node_name" else [flag]
+    text = text.replace("%", "%%")
+    if base is bool and default is True:
+        parser.add_argument(*flags, dest=setting, help=text, action=argparse.BooleanOptionalAction)
+    elif base is bool:
+        parser.add_argument(*flags, dest=setting, help=text, action="store_true", default=None)
+    elif get_origin(base) is Literal:
+        parser.add_argument(*flags, dest=setting, help=text, metavar="|".join(get_args(base)))
+    else:
+        metavar = "N" if "int" in str(base) else "X" if "float" in str(base) else setting.upper().split("_")[-1]
+        parser.add_argument(*flags, dest=setting, help=text, metavar=metavar)
+
+
+_DEFAULTS = Settings()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    is_verbose = "verbose" in arguments or "--log=verbose" in arguments
+    try:
+        return _run(arguments)
+    except W5xdeError as error:
+        _show_error(error, is_verbose)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        return 0
+    except Exception as error:
+        from w5xde.learn.job import describe
+
+        fix = "please report this, with what  --log verbose  adds"
+        _show_error(W5xdeError(f"internal error: {describe(error)}", fix=fix), is_verbose)
+        return W5xdeError.exit_code
+
+
+def _show_error(error: W5xdeError, is_verbose: bool) -> None:
+    if is_verbose:
+        traceback.print_exc()
+    print("\n".join(error.lines()), file=sys.stderr)
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments:
+        arguments = ["--help"]
+    given = vars(_build_parser().parse_args(arguments))
+    command = given.pop("command")
+    places = {key: given.pop(key) for key in ("address", "job") if key in given}
+    settings = resolve(command, given, environment=os.environ, folder=Path.cwd())
+    with _results_to(settings) as out:
+        summary = _PERFORM[command](settings, **places)
+        if settings.json:
+            print(json.dumps(summary), file=out, flush=True)
+    return 0
+
+
+@contextlib.contextmanager
+def _results_to(settings: Settings) -> Iterator[IO[str]]:
+    """With --json stdout is for the one object alone: whatever else is printed, by anybody, goes to stderr."""
+    if not settings.json:
+        yield sys.stdout
+        return
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
+        os.dup2(2, 1)
+        try:
+            yield out
+        finally:
+            sys.stdout.flush()
+            out.flush()
+            os.dup2(out.fileno(), 1)
+
+
+def _quiet(settings: Settings) -> None:
+    """Warnings of libraries are for those who debug: they would tear the view apart."""
+    if settings.log != "verbose":
+        warnings.simplefilter("ignore")
+
+
+def _coordinate(settings: Settings, job: str) -> dict[str, Any]:
+    _quiet(settings)
+    from w5xde.api import run_coordinator
+    from w5xde.view import make_view
+
+    view = make_view(settings)
+    result = run_coordinator(job, settings, watcher=view)
+    view.show_result(result)
+    return result.summary
+
+
+def _join(settings: Settings, address: str, job: str) -> dict[str, Any]:
+    _quiet(settings)
+    from w5xde.api import run_node_at
+    from w5xde.view import make_view
+
+    view = make_view(settings)
+    report = run_node_at(address, job, settings, watcher=view)
+    view.show_report(report)
+    return report.summary()
+
+
+def _demo(settings: Settings) -> dict[str, Any]:
+    _quiet(settings)
+    from w5xde.demo import run_demo
+
+    return run_demo(settings)
+
+
+_PERFORM: dict[str, Callable[..., dict[str, Any]]] = {
+    "train": _coordinate,
+    "serve": _coordinate,
+    "join": _join,
+    "demo": _demo,
+}

@@ -1,0 +1,114 @@
+"""The demo: three nodes learn handwritten digits, and the weights are those of one process, bit for bit.
+
+`alone` is a plain PyTorch loop: no leases, no network, no flat buffers. That it ends with the same sha256
+as a pool of processes is the promise of sync mode, checked in front of the user.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from w5xde.api import run_coordinator
+from w5xde.config import Settings
+from w5xde.datasets import digits
+from w5xde.errors import TrainingError
+from w5xde.learn.data import MapSource
+from w5xde.learn.job import Job
+from w5xde.learn.learner import weights_sha256
+from w5xde.tree import Span, batch_seed, halves
+from w5xde.view import make_view
+
+EPOCHS = 20
+STEP_BATCHES = 4
+
+
+def build_model() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(512, 10),
+    )
+
+
+def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    images, labels = batch
+    return cross_entropy(model(images), labels)
+
+
+def accuracy(model: nn.Module) -> dict[str, float]:
+    images, labels = digits("test").tensors
+    return {"accuracy": (model(images).argmax(1) == labels).float().mean().item()}
+
+
+job = Job(
+    model=build_model,
+    data=digits,
+    loss=loss,
+    optimizer=lambda params: torch.optim.Adam(params, lr=0.01),
+    evaluate=accuracy,
+)
+
+
+def run_demo(settings: Settings) -> dict[str, Any]:
+    """Train with nodes, then alone, and compare."""
+    settings = msgspec.structs.replace(settings, epochs=EPOCHS, batches_per_step=STEP_BATCHES)
+    view = make_view(settings)
+    result = run_coordinator(job, settings, watcher=view, name="w5xde.demo:job")
+    view.show_result(result)
+    view.say("the same in one process, with a plain PyTorch loop …")
+    lonely = alone(settings)
+    summary = result.summary | {"alone_sha256": weights_sha256(lonely), "alone_metrics": accuracy(lonely.eval())}
+    if summary["alone_sha256"] != summary["weights_sha256"]:
+        raise TrainingError(
+            "the weights of one process differ from those of the pool",
+            code="W5-312",
+            why=f"sha256 {summary['alone_sha256'][:16]}… alone, {summary['weights_sha256'][:16]}… together",
+        )
+    count = sum(1 for node in summary["nodes"] if node["batches"])
+    view.say(
+        f"[bold green]same weights[/] from {count} nodes and from one process: "
+        f"sha256 {summary['weights_sha256'][:16]}…, test accuracy {result.metrics['accuracy']:.1%}"
+    )
+    return summary
+
+
+def alone(settings: Settings) -> nn.Module:
+    """A plain loop over the same batches, adding gradients in the same tree."""
+    torch.manual_seed(settings.seed)
+    model = build_model().train()
+    source = MapSource(digits(), batch_size=settings.batch_size, seed=settings.seed, shuffle=True)
+    optimizer = job.optimizer(model.parameters())
+    batches = -(-source.samples // settings.batch_size)
+    for epoch in range(EPOCHS):
+        for first in range(0, batches, STEP_BATCHES):
+            indices = range(first, min(first + STEP_BATCHES, batches))
+            step = [(i, source.read(epoch, i)) for i in indices]
+            samples = sum(len(batch[0]) for _, batch in step)
+            gradients = []
+            for i, batch in step:
+                torch.manual_seed(batch_seed(settings.seed, epoch, i))
+                share = loss(model, batch) * (len(batch[0]) / samples)
+                gradients.append(torch.autograd.grad(share, list(model.parameters())))
+            for parameter, gradient in zip(model.parameters(), _add(gradients), strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+    return model
+
+
+def _add(gradients: list[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+    if len(gradients) == 1:
+        return gradients[0]
+    left, right = halves(Span(0, len(gradients)))
+    sums = zip(_add(gradients[: left.stop]), _add(gradients[right.start :]), strict=True)
+    return tuple(a + b for a, b in sums)

@@ -1,0 +1,296 @@
+"""What a person sees: a live picture on a terminal, plain lines elsewhere, and a summary at the end.
+
+Reads the run's status a few times a second and draws it; never touches training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+from typing import IO, TYPE_CHECKING
+
+import psutil
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+import w5xde
+from w5xde.api import Result, Watcher
+from w5xde.config import Settings
+
+if TYPE_CHECKING:
+    from w5xde.runtime.coordinator import Coordinator
+    from w5xde.runtime.node import Node, NodeReport
+    from w5xde.runtime.status import RunStatus
+
+REFRESH_SECONDS = 0.25
+LINE_SECONDS = 5.0
+EVENTS_SHOWN = 6
+NODES_SHOWN = 20
+LONELY_SECONDS = 30.0
+
+
+def make_view(settings: Settings) -> View:
+    """The view that suits where the output goes."""
+    stream = sys.stderr if settings.json else sys.stdout
+    return View(settings, stream)
+
+
+class View(Watcher):
+    """Shows a run, or a node's part in one."""
+
+    def __init__(self, settings: Settings, stream: IO[str]) -> None:
+        self._settings = settings
+        self._console = Console(file=stream, highlight=False, soft_wrap=True)
+        self._is_silent = settings.log == "silent"
+        self._is_live = self._console.is_terminal and not self._is_silent
+        self._live: Live | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._coordinator: Coordinator | None = None
+        self._node: Node | None = None
+        self._shown_events = 0.0
+        self._next_line = 0.0
+        self._is_lonely_told = False
+
+    # --- the coordinator's ------------------------------------------------------------------------
+
+    def started(self, coordinator: Coordinator, settings: Settings, job_name: str) -> None:
+        if self._is_silent:
+            return
+        self._coordinator = coordinator
+        status = coordinator.status()
+        self.say(
+            f"[bold]w5xde {w5xde.__version__}[/]  run [bold]{status.run}[/]  "
+            f"{status.mode}, seed {settings.seed}, {_count(status.parameters)} parameters"
+        )
+        self.say(f"listening on {status.address}" + _reach(settings.host))
+        for line in join_lines(status.address, job_name):
+            self.say(f"  to join:  [bold]{line}[/]")
+        self._begin()
+
+    def ended(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._live is not None:
+            self._live.update(self._picture(), refresh=True)
+            self._live.stop()
+            self._live = None
+        elif self._coordinator is not None:
+            self._print_events()
+
+    def _begin(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._started_at = self._loop.time()
+        if self._is_live:
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self._timer = self._loop.call_later(REFRESH_SECONDS, self._refresh)
+        if self._live is not None:
+            self._live.update(self._picture(), refresh=True)
+            return
+        self._print_events()
+        if self._loop.time() >= self._next_line:
+            self._next_line = self._loop.time() + LINE_SECONDS
+            self.say(self._line())
+
+    def _picture(self) -> Group:
+        if self._node is not None:
+            return Group(Text(self._node_line()))
+        assert self._coordinator is not None
+        status = self._coordinator.status()
+        parts: list[Text | Table] = [_progress(status), Text(_rates(status), style="dim")]
+        if status.nodes:
+            parts.append(_node_table(status))
+        else:
+            parts.append(Text(self._waiting_text(), style="yellow"))
+        for _, kind, text in list(self._coordinator.recent_events)[-EVENTS_SHOWN:]:
+            parts.append(Text(f"  {text}", style=_EVENT_STYLES.get(kind, "dim"), overflow="ellipsis", no_wrap=True))
+        return Group(*parts)
+
+    def _waiting_text(self) -> str:
+        waited = self._loop.time() - self._started_at
+        return f"waiting for nodes for {waited:.0f} s" if waited > 1 else "waiting for nodes"
+
+    def _print_events(self) -> None:
+        if self._coordinator is None:
+            return
+        for at, kind, text in list(self._coordinator.recent_events):
+            if at > self._shown_events and (self._settings.log == "verbose" or kind not in _QUIET_EVENTS):
+                self.say(text)
+        if self._coordinator.recent_events:
+            self._shown_events = max(self._shown_events, self._coordinator.recent_events[-1][0])
+
+    def _line(self) -> str:
+        if self._node is not None:
+            return self._node_line()
+        assert self._coordinator is not None
+        status = self._coordinator.status()
+        if not status.nodes and not status.step:
+            return self._waiting_text()
+        parts = [f"step {status.step}" + (f"/{status.steps_total}" if status.steps_total else "")]
+        parts.append(f"epoch {status.epoch}" + (f"/{status.epochs_total}" if status.epochs_total else ""))
+        if status.loss is not None:
+            parts.append(f"loss {status.loss:.4f}")
+        parts += [f"{key} {value:.4g}" for key, value in status.evaluation.items()]
+        parts.append(_rates(status))
+        parts.append(f"{sum(node.state == 'working' for node in status.nodes)} nodes")
+        if status.seconds_left is not None:
+            parts.append(f"{_clock(status.seconds_left)} left")
+        return ", ".join(parts)
+
+    def show_result(self, result: Result) -> None:
+        """The closing words of a run."""
+        if self._is_silent:
+            return
+        s = result.summary
+        self.say(
+            f"[bold green]done[/]  run [bold]{s['run']}[/]  {s['epochs']} epochs, {s['steps']:,} steps, "
+            f"{s['samples']:,} samples in {_clock(s['seconds'])} ({result.reason})"
+        )
+        if s["loss_first"] is not None:
+            measured = "".join(f"   {key} {value:.4g}" for key, value in s["metrics"].items())
+            self.say(f"  loss {s['loss_first']:.4f} → {s['loss_last']:.4f}{measured}")
+        self.say(
+            f"  {len(s['nodes'])} nodes, {s['batches']:,} batches, {s['batches_relent']} of them lent again; "
+            f"{_bytes(s['bytes_sent'])} out, {_bytes(s['bytes_received'])} in"
+        )
+        self.say(f"  weights sha256 {s['weights_sha256'][:16]}…  in  {result.folder / 'model.safetensors'}")
+
+    # --- a node's ---------------------------------------------------------------------------------
+
+    def node_started(self, node: Node) -> None:
+        if not self._is_silent:
+            self._node = node
+            self._begin()
+
+    def node_note(self, kind: str, text: str) -> None:
+        if self._is_silent or (kind in _QUIET_EVENTS and self._settings.log != "verbose"):
+            return
+        self.say(text)
+
+    def _node_line(self) -> str:
+        assert self._node is not None
+        report = self._node.report
+        if not report.run:
+            return "looking for the coordinator"
+        spent = (report.seconds_busy + report.seconds_waiting) or 1.0
+        rate = report.batches / (self._loop.time() - self._started_at + 1e-9)
+        loss = f", loss {report.loss:.4f}" if report.loss is not None else ""
+        return (
+            f"{report.batches:,} batches, {rate:.1f}/s{loss}, compute {report.seconds_busy / spent:.0%}, "
+            f"wait {report.seconds_waiting / spent:.0%}    Ctrl-C leaves politely"
+        )
+
+    def show_report(self, report: NodeReport) -> None:
+        if self._is_silent:
+            return
+        self.say(
+            f"[bold green]done[/]  {report.name} computed {report.batches:,} batches of {report.run} "
+            f"in {_clock(report.seconds_busy)} ({report.reason})"
+        )
+
+    def say(self, text: str) -> None:
+        """One more sentence."""
+        if not self._is_silent:
+            self._console.print(text)
+
+
+_EVENT_STYLES = {"left": "yellow", "failed": "red", "refused": "yellow", "joined": "green", "finished": "bold"}
+# Said often and of interest only to those who look closely.
+_QUIET_EVENTS = {"epoch", "rejected", "evaluated"}
+
+
+def _progress(status: RunStatus) -> Table:
+    row = Table.grid(padding=(0, 2), expand=False)
+    done = status.done
+    cells: list[Text | ProgressBar] = [
+        Text(f"epoch {status.epoch}" + (f"/{status.epochs_total}" if status.epochs_total else ""))
+    ]
+    if done is not None:
+        cells += [ProgressBar(total=1.0, completed=done, width=30), Text(f"{done:4.0%}")]
+    cells.append(Text(f"step {status.step:,}"))
+    if status.loss is not None:
+        cells.append(Text(f"loss {status.loss:.4f}", style="bold"))
+    cells += [Text(f"{key} {value:.4g}", style="bold green") for key, value in status.evaluation.items()]
+    if status.seconds_left is not None:
+        cells.append(Text(f"{_clock(status.seconds_left)} left"))
+    row.add_row(*cells)
+    return row
+
+
+def _rates(status: RunStatus) -> str:
+    return (
+        f"{status.samples_per_second:,.0f} samples/s, {status.batches_per_second:,.1f} batches/s, "
+        f"out {_bytes(status.sent_per_second)}/s, in {_bytes(status.received_per_second)}/s"
+    )
+
+
+def _node_table(status: RunStatus) -> Table:
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for heading in ("node", "device", "state"):
+        table.add_column(heading)
+    for heading in ("batches/s", "share", "loss", "wait"):
+        table.add_column(heading, justify="right")
+    # Those who work first; a long list of the gone helps nobody.
+    rows = sorted(status.nodes, key=lambda node: node.state == "gone")
+    for node in rows[:NODES_SHOWN]:
+        loss = f"{node.loss:.4f}" if node.loss is not None else "-"
+        style = "dim" if node.state == "gone" else ""
+        table.add_row(
+            node.name, node.device, node.state, f"{node.batches_per_second:,.1f}", f"{node.share:.0%}", loss,
+            f"{node.waiting:.0%}", style=style,
+        )  # fmt: skip
+    if len(rows) > NODES_SHOWN:
+        table.add_row(f"… {len(rows) - NODES_SHOWN} more", *[""] * 6)
+    return table
+
+
+def join_lines(address: str, job: str) -> list[str]:
+    """The exact line to join, for each address by which this machine can be reached."""
+    host, _, port = address.rpartition(":")
+    hosts = _own_addresses() if host in ("0.0.0.0", "::") else [host]
+    return [f"w5xde join {f'[{h}]' if ':' in h else h}:{port} {job}" for h in hosts]
+
+
+def _own_addresses() -> list[str]:
+    found = [
+        address.address
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+        # Bridges of containers are reachable from this machine only.
+        if address.family == socket.AF_INET and not name.startswith(("lo", "docker", "br-", "veth"))
+    ]
+    return found or ["127.0.0.1"]
+
+
+def _reach(host: str) -> str:
+    if host in ("127.0.0.1", "localhost", "::1"):
+        return "  (only this machine can join; --host 0.0.0.0 opens it to others)"
+    return ""
+
+
+def _count(number: int) -> str:
+    for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.1f} {letter}"
+    return str(number)
+
+
+def _bytes(number: float) -> str:
+    for size, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number:.0f} B"
+
+
+def _clock(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return time.strftime("%H:%M:%S" if seconds >= 3600 else "%M:%S", time.gmtime(seconds))
