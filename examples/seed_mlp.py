@@ -5,6 +5,16 @@
 
 A thousand samples of ten normal numbers; the label is the last digit of their sum, rounded down. With 430
 parameters hardly anything is computed, so what is measured is everything around it.
+
+Steps until the loss over all samples is below 1.0 and below 0.6, and the loss in the end, in a plain loop
+in one process (three seeds; two for gradients that come late):
+
+    8 batches a step                          150-225     325-450    0.18-0.24 after 2,000
+    1 batch a step                            425-625    850-1500    0.25-0.40 after 3,000
+    1 batch a step, gradients 10 steps late  900-1000   1650-1850    0.16-0.17 after 8,000
+    1 batch a step, gradients 30 steps late 2000-2100   3550-4950    0.35-0.46 after 8,000
+
+With gradients 60 steps late it is still at 1.25-1.33 after 8,000: bound the staleness, or lower the rate.
 """
 
 import torch

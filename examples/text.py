@@ -2,7 +2,7 @@
 
     python examples/text.py
 
-trains it with two nodes on this machine, for about a minute, and prints what it wrote. Or in two steps,
+trains it with two nodes on this machine, for a minute or two, and prints what it wrote. Or in two steps,
 with more nodes or machines:  w5xde train examples/text.py --nodes 4 --steps 2000
 """
 
@@ -27,6 +27,7 @@ WIDTH = 96
 HEADS = 4
 LAYERS = 2
 
+# In one process: 92 s of one core, 1.21 on what was read and 1.61 on what was held out (guessing: 4.56).
 STEPS = 700
 WARM_UP_STEPS = 50
 

@@ -107,9 +107,10 @@ def run_coordinator(
 ) -> Result:
     """A whole run, with settings that are already checked. `name` is what a job without a file is called."""
     named = _find(job, name)
-    from w5xde.learn.prepare import use_threads
+    from w5xde.learn.prepare import choose_device, use_threads
     from w5xde.runtime.nursery import Nursery
 
+    choose_device(settings.device)
     use_threads(settings.threads)
     # Forked first: a fork after torch has started threads, or sockets are open, would copy them.
     nursery = Nursery(named.job, settings) if settings.nodes else None

@@ -110,7 +110,7 @@ class View(Watcher):
             parts.append(_node_table(status))
         else:
             parts.append(Text(self._waiting_text(), style="yellow"))
-        for _, kind, text in list(self._coordinator.recent_events)[-EVENTS_SHOWN:]:
+        for kind, text in self._events_after(0.0)[-EVENTS_SHOWN:]:
             parts.append(Text(f"  {text}", style=_EVENT_STYLES.get(kind, "dim"), overflow="ellipsis", no_wrap=True))
         return Group(*parts)
 
@@ -121,11 +121,15 @@ class View(Watcher):
     def _print_events(self) -> None:
         if self._coordinator is None:
             return
-        for at, kind, text in list(self._coordinator.recent_events):
-            if at > self._shown_events and (self._settings.log == "verbose" or kind not in _QUIET_EVENTS):
-                self.say(text)
+        for _, text in self._events_after(self._shown_events):
+            self.say(text)
         if self._coordinator.recent_events:
             self._shown_events = max(self._shown_events, self._coordinator.recent_events[-1][0])
+
+    def _events_after(self, moment: float) -> list[tuple[str, str]]:
+        events = self._coordinator.recent_events if self._coordinator is not None else ()
+        is_verbose = self._settings.log == "verbose"
+        return [(kind, text) for at, kind, text in events if at > moment and (is_verbose or kind not in _QUIET_EVENTS)]
 
     def _line(self) -> str:
         if self._node is not None:

@@ -402,17 +402,22 @@ def use_threads(count: int) -> None:
 
 
 def choose_device(wanted: str) -> torch.device:
-    """The device to compute on: the one asked for, or the best there is."""
+    """The device to compute on: the one asked for, or the best there is. Starts no driver."""
     if wanted == "auto":
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return accelerator or torch.device("cpu")
     try:
         device = torch.device(wanted)
-        torch.empty(1, device=device)
-    except Exception as error:
+    except RuntimeError as error:
+        raise UsageError(f"--device {wanted}: {describe(error)}", code="W5-301", fix=_DEVICE_FIX) from error
+    backend = getattr(torch, device.type, None)
+    if device.type != "cpu" and not (hasattr(backend, "is_available") and backend.is_available()):
         raise UsageError(
-            f"--device {wanted} cannot be used: {describe(error)}",
+            f"--device {wanted} was asked for, but torch {torch.__version__} finds none here",
             code="W5-301",
-            fix="--device auto takes the best there is, --device cpu always works",
-        ) from error
+            fix=_DEVICE_FIX,
+        )
     return device
+
+
+_DEVICE_FIX = "--device auto takes the best there is, --device cpu always works"

@@ -87,7 +87,6 @@ class Coordinator:
         self.meters = Meters()
         # The newest events, for views: (the loop's time, kind, sentence).
         self.recent_events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS_KEPT)
-        self.local_pids: dict[str, int] = {}
         self.address = ""
         self._incoming: dict[int, Contribution] = {}
         self._events: deque[ev.Event] = deque()

@@ -34,10 +34,10 @@ class LocalNodes:
 
     def _started(self, name: str, pid: int) -> None:
         self._started_at[name] = self._loop.time()
-        self._coordinator.local_pids[name] = pid
+        self._coordinator.meters.node(name).pid = pid
 
     def _ended(self, name: str, status: int) -> None:
-        self._coordinator.local_pids.pop(name, None)
+        self._coordinator.meters.node(name).pid = None
         if self._coordinator.is_over:
             return
         quick = self._loop.time() - self._started_at[name] < QUICK_SECONDS

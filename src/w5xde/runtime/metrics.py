@@ -47,6 +47,7 @@ class NodeMeter:
     seconds_busy: float = 0.0
     seconds_waiting: float = 0.0
     loss: float | None = None
+    pid: int | None = None
     rate: Rate = field(default_factory=Rate)
 
     def row(self, batches_total: int) -> NodeRow:
@@ -60,6 +61,7 @@ class NodeMeter:
             share=self.batches / batches_total,
             loss=self.loss,
             waiting=self.seconds_waiting / spent,
+            pid=self.pid,
         )
 
     def summary(self) -> dict[str, Any]:

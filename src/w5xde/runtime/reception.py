@@ -200,9 +200,11 @@ class Reception:
         peer.is_gone = True
         self._forget(peer)
         who = peer.name or peer.connection.peer
+        if self._is_closing:
+            return  # everybody goes: that is no news
         if peer.is_ready:
             self._host.left(peer, reason)
-        elif not self._is_closing:
+        else:
             self._host.note("refused", f"{who} did not join: {reason}", who)
 
     def _forget(self, peer: Peer) -> None:

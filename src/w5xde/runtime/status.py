@@ -18,6 +18,8 @@ class NodeRow:
     share: float
     loss: float | None
     waiting: float
+    # Of nodes that this coordinator started itself.
+    pid: int | None = None
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ and sends large bodies in slices, so that no peer makes our memory grow. It deci
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -166,7 +167,7 @@ async def listen(make: Callable[[], Connection], host: str, port: int) -> asynci
         return await loop.create_server(make, host, port, backlog=1024)
     except OSError as error:
         raise UsageError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}",
+            f"cannot listen on {host} port {port}: {os.strerror(error.errno) if error.errno else error}",
             code="W5-110",
             fix="choose another one with --port, or --port 0 for any that is free",
         ) from error
@@ -187,7 +188,7 @@ async def dial(make: Callable[[], Connection], host: str, port: int) -> Connecti
         ) from None
     except OSError as error:
         raise JoinError(
-            f"nothing answers at {host}:{port} ({error.strerror or error})",
+            f"nothing answers at {host}:{port} ({os.strerror(error.errno) if error.errno else error})",
             code="W5-103",
             why="the coordinator is not running there, or listens only on its own machine",
             fix="start  w5xde serve  there; for other machines with  --host 0.0.0.0",

@@ -1,0 +1,118 @@
+"""The plain loop: one process, one model, ordinary PyTorch. What the pool must agree with.
+
+Shares no code with the trainer, the learner or the layout. Of w5xde it knows only which samples make a
+batch (`MapSource`) and the seed of each batch; the rest is written the way anybody would write it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from w5xde import Job
+from w5xde.config import Settings
+from w5xde.learn.data import MapSource
+from w5xde.tree import batch_seed
+
+
+class Parameters(list[nn.Parameter]):
+    """The parameters of a model, which also know their names."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters())
+        self.named_parameters = model.named_parameters
+
+
+def train_plainly(job: Job, settings: Settings) -> nn.Module:
+    """The model after all steps, trained the way one machine would."""
+    _seed(settings.seed)
+    model = job.model()
+    _seed(settings.seed)
+    source = MapSource(
+        job.data(), batch_size=settings.batch_size, seed=settings.seed, shuffle=settings.shuffle
+    )
+    optimizer = job.optimizer(Parameters(model))
+    scheduler = None if job.scheduler is None else job.scheduler(optimizer)
+    for epoch, batches in _steps(source.samples, settings):
+        sizes = {i: min(settings.batch_size, source.samples - i * settings.batch_size) for i in batches}
+        total = sum(sizes.values())
+        start = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+        left: list[dict[str, Tensor]] = []
+        for i in batches:
+            batch = source.read(epoch, i)
+            _put_buffers(model, start)
+            _seed(batch_seed(settings.seed, epoch, i))
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=settings.precision == "bf16"):
+                loss = job.loss(model, batch)
+            (loss * (sizes[i] / total)).backward()
+            left.append({name: buffer.detach().clone() for name, buffer in model.named_buffers()})
+        if settings.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if scheduler is not None:
+            scheduler.step()
+        _put_buffers(model, {name: _meeting(start[name], [each[name] for each in left]) for name in start})
+    return model
+
+
+def _steps(samples: int, settings: Settings) -> list[tuple[int, range]]:
+    """`(epoch, its batches)` for each step; a step never spans two epochs."""
+    batches = math.ceil(samples / settings.batch_size)
+    return [
+        (epoch, range(first, min(first + settings.step_batches, batches)))
+        for epoch in range(settings.epochs or 1)
+        for first in range(0, batches, settings.step_batches)
+    ]
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the generator that a loss draws from
+
+
+def _put_buffers(model: nn.Module, values: dict[str, Tensor]) -> None:
+    for name, value in values.items():
+        owner, _, local = name.rpartition(".")
+        setattr(model.get_submodule(owner), local, value.clone())
+
+
+def _meeting(start: Tensor, left: list[Tensor]) -> Tensor:
+    """Where a buffer goes: the mean of what the batches left, counters by the sum of what they added."""
+    if start.dtype is torch.bool:
+        return torch.stack(left).any(0)
+    if start.is_floating_point() or start.is_complex():
+        return torch.stack(left).mean(0)
+    return start + sum(each - start for each in left)
+
+
+def differences(found: nn.Module, plain: nn.Module) -> dict[str, float]:
+    """How far each tensor is from the plain loop's, relative to its norm; infinity where it must be equal."""
+    ours, theirs = found.state_dict(), plain.state_dict()
+    if list(ours) != list(theirs):
+        raise ValueError(f"other tensors: {sorted(set(ours) ^ set(theirs))}")
+    return {name: _relative(ours[name], theirs[name]) for name in ours}
+
+
+def _relative(ours: Tensor, theirs: Tensor) -> float:
+    if torch.equal(ours, theirs):
+        return 0.0
+    wide = torch.complex128 if theirs.is_complex() else torch.float64
+    finite = torch.isfinite(theirs)
+    if not theirs.dtype.is_floating_point and not theirs.is_complex():
+        return math.inf
+    if not torch.equal(ours[~finite], theirs[~finite]):
+        return math.inf
+    distance = torch.linalg.vector_norm(ours[finite].to(wide) - theirs[finite].to(wide))
+    return float(distance / torch.linalg.vector_norm(theirs[finite].to(wide)))
+
+
+def initial(job: Job, settings: Settings) -> nn.Module:
+    """The model before the first step."""
+    _seed(settings.seed)
+    return job.model()

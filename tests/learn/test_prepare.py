@@ -1,0 +1,305 @@
+"""What cannot be right is refused before any node is used, with a sentence that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import LBFGS, SGD
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import IterableDataset, TensorDataset
+
+from tests.learn import jobs
+from tests.learn.jobs import CLASSES, FEATURES, classify, make, mlp, settings
+from tests.learn.pool import CPU, welcome_of
+from w5xde import Job
+from w5xde.errors import JobError, JoinError
+from w5xde.learn.prepare import prepare, prepare_node
+
+
+def refusal(job: Job, **changes: Any) -> JobError:
+    with pytest.raises(JobError) as caught:
+        prepare(job, settings(**changes))
+    # What is said must be whole sentences for a person, and say what to do.
+    assert caught.value.fix
+    return caught.value
+
+
+# --- the loss -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "what", "fix"),
+    [
+        (lambda m, b: m(b[0]).flatten(), "shape (12,)", "loss.mean()"),
+        (lambda m, b: classify(m, b).item(), "a float, not a tensor", "without .item()"),
+        (lambda m, b: classify(m, b) / 0, "inf on the first batch", "log of zero"),
+        (lambda m, b: m(b[0]).sum() * torch.nan, "nan on the first batch", "NaN in the data"),
+        (lambda m, b: m(b[0]).detach().sum(), "does not depend on any parameter", ".detach()"),
+        (lambda m, b: m(b[0]).sum() * 1j, "complex", "real"),
+    ],
+)
+def test_a_loss_that_is_not_one_finite_number_to_be_made_smaller(loss: Any, what: str, fix: str) -> None:
+    error = refusal(make(mlp(), loss=loss))
+    assert error.code == "W5-205"
+    assert what in error.what
+    assert fix in error.fix
+
+
+def test_labels_of_the_wrong_type_are_told_with_the_users_own_line() -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return F.nll_loss(model(batch[0]), batch[1].float())
+
+    error = refusal(make(mlp(), loss=loss))
+    assert error.code == "W5-205"
+    assert "before any node was used" in error.what
+    assert f"test_prepare.py, line {loss.__code__.co_firstlineno + 1}" in error.why
+    assert "y.long()" in error.fix
+
+
+def test_inputs_of_the_wrong_shape_are_told_as_such() -> None:
+    error = refusal(make(mlp(), loss=lambda model, batch: model(batch[0][:, 1:]).sum()))
+    assert error.code == "W5-205"
+    assert "shape" in error.fix
+
+
+def test_a_loss_that_fails_only_backwards_is_told_too() -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        found = model(batch[0]).exp()
+        kept = found.square().sum()
+        with torch.no_grad():
+            found.zero_()
+        return kept
+
+    assert refusal(make(mlp(), loss=loss)).code == "W5-205"
+
+
+class Teacher(nn.Module):
+    """A student, and a teacher that the loss moves after it, in one of the ways people write that."""
+
+    def __init__(self, follow: Callable[[Tensor, Tensor], None]) -> None:
+        super().__init__()
+        self.student = nn.Linear(FEATURES, CLASSES)
+        self.teacher = nn.Linear(FEATURES, CLASSES).requires_grad_(False)
+        self._follow = follow
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        with torch.no_grad():
+            self._follow(self.teacher.weight, self.student.weight)
+        return self.student(numbers) - self.teacher(numbers)
+
+
+def _repoint(teacher: Tensor, student: Tensor) -> None:
+    teacher.data = teacher.data * 0.9 + student.data * 0.1
+
+
+FOLLOWING: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "in place": lambda teacher, student: teacher.lerp_(student, 0.1),
+    "in place through data": lambda teacher, student: teacher.data.mul_(0.9).add_(student.data, alpha=0.1),
+    "with other data": _repoint,
+}
+
+
+@pytest.mark.parametrize("follow", FOLLOWING.values(), ids=list(FOLLOWING))
+def test_a_loss_that_changes_parameters_itself(follow: Callable[[Tensor, Tensor], Any]) -> None:
+    error = refusal(make(lambda: Teacher(follow)))
+    assert error.code == "W5-224"
+    assert "teacher.weight" in error.what
+
+
+# --- the model ----------------------------------------------------------------------------------
+
+
+def test_sparse_gradients() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Embedding(11, 11, sparse=True))
+
+    error = refusal(make(model, data=jobs.tokens, loss=jobs.foretell))
+    assert error.code == "W5-225"
+    assert "0.weight" in error.what
+    assert "sparse=False" in error.fix
+
+
+def test_a_lazy_module() -> None:
+    error = refusal(make(lambda: nn.Sequential(nn.LazyLinear(CLASSES))))
+    assert error.code == "W5-221"
+    assert "0.weight has no shape yet" in error.what
+
+
+def test_two_parameters_in_the_same_memory() -> None:
+    def model() -> nn.Module:
+        made = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES))
+        made[1].weight = nn.Parameter(made[0].weight.detach().T)
+        return made
+
+    error = refusal(make(model))
+    assert error.code == "W5-223"
+    assert "0.weight and 1.weight share memory" in error.what
+
+
+def test_a_model_without_anything_to_train() -> None:
+    for model in (nn.Identity, lambda: mlp()().requires_grad_(False)):
+        error = refusal(make(model))
+        assert error.code == "W5-222"
+        assert "no parameter to train" in error.what
+
+
+def test_something_that_is_not_a_module() -> None:
+    error = refusal(make(lambda: "a network"))  # type: ignore[arg-type,return-value]
+    assert (error.code, error.what) == ("W5-202", "model() returned a str")
+
+
+def test_a_dtype_that_the_saved_model_could_not_hold() -> None:
+    def model() -> nn.Module:
+        made = mlp()()
+        made.register_buffer("spectrum", torch.ones(2, dtype=torch.complex128))
+        return made
+
+    error = refusal(make(model))
+    assert error.code == "W5-230"
+    assert "spectrum is complex128" in error.what
+
+
+# --- buffers ------------------------------------------------------------------------------------
+
+
+class Buffered(nn.Module):
+    """A linear layer with one buffer, and something that is done to it in each forward pass."""
+
+    memory: Tensor
+
+    def __init__(self, start: Tensor, change: Callable[[Any, Tensor], Any], *, persistent: bool = True) -> None:
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, CLASSES)
+        self.register_buffer("memory", start, persistent=persistent)
+        self._change = change
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        self._change(self, numbers)
+        return self.inner(numbers)
+
+
+def _grow(model: Any, numbers: Tensor) -> None:
+    model.memory = torch.cat([model.memory, numbers.mean().reshape(1)])
+
+
+def _highest(model: Any, numbers: Tensor) -> None:
+    model.memory = torch.maximum(model.memory, numbers.max())
+
+
+def _count(model: Any, numbers: Tensor) -> None:
+    model.memory += 1
+
+
+def _nothing(model: Any, numbers: Tensor) -> None:
+    """As most buffers are treated."""
+
+
+@pytest.mark.parametrize(
+    ("model", "what", "fix"),
+    [
+        (lambda: Buffered(torch.zeros(1), _grow), "changes its shape", "persistent=False if it is a cache"),
+        (lambda: Buffered(torch.zeros(1), _count, persistent=False), "is not persistent", "persistent=True"),
+        (lambda: Buffered(torch.tensor(-torch.inf), _highest), "starts at -inf", "finite number"),
+        (lambda: Buffered(torch.eye(3).to_sparse(), _nothing), "is sparse", ".to_dense()"),
+    ],
+)
+def test_a_buffer_that_nobody_could_average(model: Any, what: str, fix: str) -> None:
+    error = refusal(make(model))
+    assert error.code == "W5-226"
+    assert "memory" in error.what
+    assert what in error.what
+    assert fix in error.fix
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        torch.tensor([torch.nan, 1.0]),
+        torch.tensor([1, 2], dtype=torch.uint16),
+        torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn),
+        torch.tensor([torch.inf, -torch.inf]),
+    ],
+    ids=["nan", "uint16", "float8", "infinite"],
+)
+def test_a_buffer_that_never_changes_may_hold_anything(start: Tensor) -> None:
+    prepared = prepare(make(lambda: Buffered(start.clone(), _nothing)), settings())
+    prepare_node(make(lambda: Buffered(start.clone(), _nothing)), welcome_of(prepared), CPU)
+    kept = prepared.learner.flat.module.get_buffer("memory")
+    assert torch.equal(kept.view(torch.uint8), start.view(torch.uint8))
+
+
+def test_caches_that_are_not_persistent_may_share_memory_grow_and_be_sparse() -> None:
+    def model() -> nn.Module:
+        made = Buffered(torch.zeros(1), _grow, persistent=False)
+        waves = torch.polar(torch.ones(4), torch.arange(4.0))
+        made.register_buffer("cosine", waves.real, persistent=False)
+        made.register_buffer("sine", waves.imag, persistent=False)
+        made.register_buffer("graph", torch.eye(3).to_sparse(), persistent=False)
+        return made
+
+    prepare(make(model), settings())
+
+
+# --- optimizer, schedule, evaluation, data ------------------------------------------------------
+
+
+def test_an_optimizer_that_wants_the_loss_again() -> None:
+    error = refusal(make(mlp(), optimizer=LBFGS))
+    assert error.code == "W5-227"
+    assert "LBFGS" in error.what
+    assert "AdamW" in error.fix
+
+
+def test_an_optimizer_of_other_parameters() -> None:
+    stranger = nn.Linear(2, 2)
+    error = refusal(make(mlp(), optimizer=lambda params: SGD(stranger.parameters(), lr=0.1)))
+    assert error.code == "W5-227"
+    assert "not the model's" in error.what
+
+
+def test_an_optimizer_that_cannot_be_made() -> None:
+    def optimizer(params: Any) -> Any:
+        return SGD(params, lr=-1)
+
+    with pytest.raises(JobError) as caught:
+        prepare(make(mlp(), optimizer=optimizer), settings())
+    assert caught.value.code == "W5-202"
+    assert "Invalid learning rate" in caught.value.what
+    assert f"line {optimizer.__code__.co_firstlineno + 1}" in caught.value.what
+
+
+def test_a_schedule_that_wants_a_metric() -> None:
+    error = refusal(make(mlp(), scheduler=ReduceLROnPlateau))
+    assert error.code == "W5-228"
+    assert "CosineAnnealingLR" in error.fix
+
+
+@pytest.mark.parametrize("evaluate", [lambda model: model("text"), lambda model: None, lambda model: {"a": "b"}])
+def test_an_evaluation_that_would_fail_after_an_hour_fails_at_once(evaluate: Any) -> None:
+    error = refusal(make(mlp(), evaluate=evaluate))
+    assert error.code == "W5-229"
+    assert "untrained model" in error.what
+
+
+def test_an_evaluation_may_return_one_number_and_leaves_training_mode_alone() -> None:
+    prepared = prepare(make(mlp(), evaluate=lambda model: torch.tensor(0.5)), settings())
+    assert prepared.evaluate is not None
+    assert prepared.evaluate(mlp()()) == {"score": 0.5}
+    assert prepared.learner.flat.module.training
+
+
+class Nothing(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+@pytest.mark.parametrize("data", [list, Nothing, lambda: TensorDataset(torch.empty(0, 2))])
+def test_data_without_a_sample(data: Any) -> None:
+    error = refusal(make(mlp(), data=data))
+    assert (error.code, error.what) == ("W5-204", "the data set is empty")
+    assert "at least one sample" in error.fix

@@ -1,0 +1,108 @@
+"""What the tests of the protocol share: one message of every kind, and ways to cut a stream to pieces."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from itertools import pairwise
+
+from w5xde.messages import (
+    Answer,
+    Batch,
+    Beat,
+    Bye,
+    Bytes,
+    Cancel,
+    DictOf,
+    Entry,
+    Hello,
+    Layout,
+    Leave,
+    ListOf,
+    Loan,
+    Message,
+    Params,
+    Ready,
+    Refuse,
+    Rejected,
+    Rules,
+    TensorAt,
+    TupleOf,
+    Update,
+    Value,
+    Welcome,
+    Work,
+)
+from w5xde.protocol.wire import Decoder, Limits, encode
+
+ROOMY = Limits(meta_bytes_max=64 * 1024, body_bytes_max=1024 * 1024)
+
+_ITEM = DictOf(
+    ["x", 7, None],
+    [
+        TensorAt("float32", (2, 3), 0),
+        ListOf([Value("pear"), Value(None), Bytes(b"\x00\xff")]),
+        TupleOf([Value(True), Value(-1), Value(2.5)]),
+    ],
+)
+
+# One of every kind, with every field that has no default and a few that have.
+WORDS: dict[type, Message] = {
+    type(word): word
+    for word in (
+        Hello(protocol=1, package="0.1.0", name="apple", device="cpu", torch="2.6"),
+        Welcome(
+            run="orchard",
+            incarnation=1,
+            name="apple",
+            layout=Layout([Entry("weight", "float32", (2,), "trained")]),
+            rules=Rules(mode="sync", seed=7, precision="fp32", threads=1, data="stream"),
+        ),
+        Ready(layout_digest="ab" * 32),
+        Refuse("W5-107", "this node speaks protocol 2", fix="install the same w5xde on both machines"),
+        Params(version=3, whole=True),
+        Work(3, [Loan(11, 0, 0, 1, 4, 128, [Batch(0, 32, 0, _ITEM)])]),
+        Update(3, [Answer(11, loss_sum=2.5, absent=[1]), Answer(12, dropped=True)], 0.25),
+        Cancel([12, 13]),
+        Rejected(11, "computed on version 3, now 90"),
+        Beat(),
+        Leave("the machine is needed"),
+        Bye("all steps are done", finished=True),
+    )
+}
+
+
+def head(
+    meta_bytes: int, body_bytes: int = 0, *, magic: bytes = b"W5", version: int = 1, flags: int = 0
+) -> bytes:
+    """A frame's first sixteen bytes, written down again so that the tests do not trust the code."""
+    return struct.pack("<2sBBIQ", magic, version, flags, meta_bytes, body_bytes)
+
+
+def around(meta: bytes) -> bytes:
+    """A frame whose header is right, whatever it holds."""
+    return head(len(meta)) + meta
+
+
+def written(frames: Iterable[tuple[Message, bytes]]) -> bytes:
+    """Frames as they travel."""
+    return b"".join(encode(message, len(body)) + body for message, body in frames)
+
+
+def feed(decoder: Decoder, data: bytes) -> list[tuple[Message, bytes]]:
+    """Hand bytes to a decoder as a socket would: never more than it has room for."""
+    frames = []
+    at = 0
+    while at < len(data):
+        buffer = decoder.get_buffer()
+        count = min(len(buffer), len(data) - at)
+        buffer[:count] = data[at : at + count]
+        at += count
+        frames += [(message, bytes(body)) for message, body in decoder.buffer_updated(count)]
+    return frames
+
+
+def feed_cut(decoder: Decoder, data: bytes, cuts: Iterable[int]) -> list[tuple[Message, bytes]]:
+    """The same, in pieces that end at the cuts."""
+    places = [0, *sorted(cuts), len(data)]
+    return [frame for start, stop in pairwise(places) for frame in feed(decoder, data[start:stop])]

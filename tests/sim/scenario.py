@@ -1,0 +1,168 @@
+"""A scenario: what one seed makes of a run. Its size, its nodes, its network and its faults, all drawn here.
+
+Swarm style: each kind of fault is switched on in about half of the seeds, because faults that are always
+all on hide one another. Decides nothing and runs nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+FAULTS = (
+    "crash",  # a node's process dies, and mostly comes back
+    "cut",  # a connection breaks, both ends live on
+    "freeze",  # a node stops without a word (SIGSTOP), and wakes up
+    "exodus",  # everybody is gone for a while
+    "pause",  # the coordinator stands still
+    "late",  # nodes that join while others work
+    "crawl",  # nodes ten times slower than they would be
+    "failure",  # a batch fails on a node, now and then
+    "echo",  # what a node said is heard twice
+    "ghost",  # what a node said is heard although its connection was given up
+    "impostor",  # an answer comes from a node that was not lent the batch
+    "stop",  # the run is asked to finish politely
+)
+# Few enough for a seed to take milliseconds, many enough for several steps of any size.
+BATCHES_MAX = 160
+# A coordinator that stands still longer than this loses its nodes, whatever it decides afterwards.
+PAUSES_SECONDS = (0.5, 1.5, 6.0, 15.0)
+
+
+class Blow(NamedTuple):
+    """One fault at one moment; `node` counts into the pool, where the fault strikes a single one."""
+
+    at: float
+    kind: str
+    node: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that can differ between two runs of the simulated world."""
+
+    # Seconds a batch takes on each node.
+    nodes: tuple[float, ...]
+    # Per epoch the sizes of its batches.
+    epochs: tuple[tuple[int, ...], ...]
+    step_batches: int
+    batch_size: int
+    seed: int = 0
+    mode: str = "sync"
+    staleness: int = 64
+    is_stream: bool = False
+    epoch_limit: int | None = None
+    step_limit: int | None = None
+    seconds_limit: float | None = None
+    # How long a message travels, the learner steps, the loader reads, a node checks its model: at most.
+    delay_seconds: float = 0.001
+    learner_seconds: float = 0.0
+    reading_seconds: float = 0.0
+    checking_seconds: float = 0.0
+    tick_seconds: float = 0.1
+    # A batch takes up to this share more or less than usual.
+    unevenness: float = 0.0
+    faults: tuple[str, ...] = ()
+    blows: tuple[Blow, ...] = ()
+    joins_at: tuple[float, ...] = ()
+    failure_chance: float = 0.0
+    steps: tuple[tuple[int, int, tuple[int, ...]], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # What the plan must come to, worked out another way: (epoch, first batch, sizes) of every step.
+        found = [
+            (epoch, first, sizes[first : first + self.step_batches])
+            for epoch, sizes in enumerate(self.epochs)
+            for first in range(0, len(sizes), self.step_batches)
+        ]
+        object.__setattr__(self, "steps", tuple(found[: self.step_limit]))
+
+    @property
+    def batches(self) -> int:
+        return sum(len(sizes) for _, _, sizes in self.steps)
+
+    @property
+    def quiet_at(self) -> float:
+        """When the last fault is over."""
+        return max([blow.at + blow.seconds for blow in self.blows] + [*self.joins_at, 0.0])
+
+    @property
+    def deadline(self) -> float:
+        """When a run must be over if one node stayed healthy from `quiet_at` on, the slowest and all alone."""
+        slowest = (max(self.nodes) + 4 * self.delay_seconds) * (1 + self.unevenness)
+        overheads = len(self.steps) * (self.learner_seconds + self.reading_seconds + 4 * self.delay_seconds)
+        # Twice, because it may be computing what was just made superfluous; a minute for silence and backoff.
+        return self.quiet_at + 60.0 + 2 * self.batches * slowest + overheads + 4 * self.step_batches * slowest
+
+    @staticmethod
+    def of_seed(seed: int) -> Scenario:
+        rng = random.Random(seed)
+        faults = tuple(kind for kind in FAULTS if rng.random() < 0.5)
+        batch_seconds = _pool(rng, faults)
+        step_batches = rng.choice((1, 1, 2, 3, 4, 5, 7, 8, 8, 13, 16, 32, 64))
+        batch_size = rng.randint(1, 4)
+        epochs = _epochs(rng, step_batches, batch_size)
+        total = sum(len(sizes) for sizes in epochs)
+        expected = total / sum(1 / seconds for seconds in batch_seconds)
+        is_async = rng.random() < 0.4
+        step_limit = rng.randint(1, len(epochs) * -(-len(epochs[0]) // step_batches)) if rng.random() < 0.2 else None
+        late = [rng.uniform(0, expected) for _ in batch_seconds]
+        return Scenario(
+            nodes=batch_seconds,
+            epochs=epochs,
+            step_batches=step_batches,
+            batch_size=batch_size,
+            seed=seed,
+            mode="async" if is_async else "sync",
+            staleness=rng.choice((0, 1, 2, 3, 8, 16, 64)),
+            is_stream=rng.random() < 0.3,
+            epoch_limit=None if step_limit is not None and rng.random() < 0.5 else len(epochs),
+            step_limit=step_limit,
+            seconds_limit=rng.uniform(0, 2 * expected) if rng.random() < 0.05 else None,
+            delay_seconds=rng.choice((0.0, 0.001, 0.02, 0.2)),
+            learner_seconds=rng.choice((0.0, 0.0, 0.01, 0.3)),
+            reading_seconds=rng.choice((0.0, 0.0, 0.05)),
+            checking_seconds=rng.choice((0.0, 0.0, 0.2, 2.0)),
+            tick_seconds=rng.choice((0.1, 0.3, 0.9)),
+            unevenness=rng.choice((0.0, 0.1, 0.5)),
+            faults=faults,
+            blows=tuple(sorted(_blows(rng, faults, len(batch_seconds), expected))),
+            joins_at=tuple(late) if "late" in faults else (),
+            failure_chance=rng.choice((0.01, 0.1)) if "failure" in faults else 0.0,
+        )
+
+
+def _pool(rng: random.Random, faults: tuple[str, ...]) -> tuple[float, ...]:
+    count = rng.choice((1, 1, 2, 2, 3, 3, 3, 4, 4, 5, 6, 8, rng.randint(9, 16), rng.randint(9, 64)))
+    base = rng.choice((0.0005, 0.005, 0.05, 0.5))
+    crawl = 10.0 if "crawl" in faults else 1.0
+    return tuple(base * rng.uniform(1, 10) * (crawl if rng.random() < 0.25 else 1.0) for _ in range(count))
+
+
+def _epochs(rng: random.Random, step_batches: int, batch_size: int) -> tuple[tuple[int, ...], ...]:
+    count = rng.randint(1, 3)
+    # Whole steps, and steps cut short by the end of the epoch.
+    batches = rng.randint(1, max(1, min(BATCHES_MAX // count, 6 * step_batches)))
+    if rng.random() < 0.3:
+        batches = max(step_batches, batches - batches % step_batches)
+    last = rng.randint(1, batch_size)
+    return ((batch_size,) * (batches - 1) + (last,),) * count
+
+
+def _blows(rng: random.Random, faults: tuple[str, ...], nodes: int, expected: float) -> list[Blow]:
+    blows: list[Blow] = []
+    for kind in ("crash", "cut", "freeze"):
+        if kind in faults:
+            for _ in range(rng.randint(1, 3)):
+                away = rng.choice((rng.uniform(0, expected), rng.uniform(1, 20)))
+                blows.append(Blow(rng.uniform(0, 1.5 * expected), kind, rng.randrange(nodes), away))
+    if "exodus" in faults:
+        blows.append(Blow(rng.uniform(0, expected), "exodus", 0, rng.uniform(0.5, 15)))
+    if "pause" in faults:
+        for _ in range(rng.randint(1, 2)):
+            blows.append(Blow(rng.uniform(0, 1.5 * expected), "pause", 0, rng.choice(PAUSES_SECONDS)))
+    if "stop" in faults:
+        blows.append(Blow(rng.uniform(0, 3 * expected), "stop", 0, 0.0))
+    return blows

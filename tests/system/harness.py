@@ -1,0 +1,122 @@
+"""Real processes for tests: start the command, watch its lines, stop it by its id."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import w5xde
+from w5xde.runtime.status import RunStatus
+
+ROOT = Path(__file__).resolve().parents[2]
+JOBS = str(ROOT / "tests" / "system" / "jobs.py")
+# Longer than anything here takes on a busy machine; a test that needs it has failed.
+PATIENCE_SECONDS = 60.0
+
+
+def environment(**extra: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": "1", **extra}
+
+
+class Command:
+    """A running `w5xde` command whose lines can be waited for."""
+
+    def __init__(self, *arguments: str, cwd: Path | None = None, **extra: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "w5xde", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=cwd,
+            env=environment(**extra),
+        )
+        self.lines: list[str] = []
+        # A line that never comes must not hang the suite.
+        self._watchdog = threading.Timer(PATIENCE_SECONDS, self.process.kill)
+        self._watchdog.start()
+
+    def wait_for(self, text: str) -> str:
+        """The next line that holds the text."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+            if text in line:
+                return line
+        raise AssertionError(f"the command ended without saying {text!r}:\n" + "\n".join(self.lines))
+
+    def finish(self) -> int:
+        """Read to the end; returns the exit code."""
+        assert self.process.stdout is not None
+        if self.process.stdout.closed:
+            return self.process.wait()
+        self.lines += [line.rstrip() for line in self.process.stdout]
+        self._watchdog.cancel()
+        self.process.stdout.close()
+        return self.process.wait()
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+@contextmanager
+def command(*arguments: str, cwd: Path | None = None, **extra: str) -> Iterator[Command]:
+    running = Command(*arguments, cwd=cwd, **extra)
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.process.kill()
+        running.finish()
+
+
+def run_json(*arguments: str, cwd: Path, **extra: str) -> dict[str, Any]:
+    """Run a command with --json; its stdout must be exactly one JSON object."""
+    done = subprocess.run(
+        [sys.executable, "-m", "w5xde", *arguments, "--json"],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment(**extra),
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+class AtStep(w5xde.Callback):
+    """Does something when a step has been applied."""
+
+    def __init__(self, actions: dict[int, Callable[[RunStatus], None]]) -> None:
+        self._actions = actions
+
+    def on_step(self, run: RunStatus, step: int, loss: float) -> None:
+        action = self._actions.get(step)
+        if action is not None:
+            action(run)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def pid_of(run: RunStatus, name: str) -> int:
+    pid = next(node.pid for node in run.nodes if node.name == name)
+    assert pid is not None
+    return pid
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]

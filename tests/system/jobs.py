@@ -1,0 +1,128 @@
+"""Jobs for tests with real processes: small, exact, and each made to show one thing."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+import w5xde
+
+SAMPLES = 200
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(7)
+    inputs = torch.randn(SAMPLES, 10, generator=generator)
+    return TensorDataset(inputs, inputs.sum(1).remainder(4).floor().long())
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(10, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4))
+
+
+def loss(net: nn.Module, batch: Any) -> Tensor:
+    return cross_entropy(net(batch[0]), batch[1])
+
+
+def optimizer(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=0.01)
+
+
+job = w5xde.Job(model=model, data=data, loss=loss, optimizer=optimizer)
+
+
+# --- a batch that takes its time ------------------------------------------------------------------
+
+
+def slow_loss(net: nn.Module, batch: Any) -> Tensor:
+    """Takes as long as this machine is said to take, without using a core of the test machine."""
+    threading.Event().wait(float(os.environ.get("TEST_BATCH_SECONDS", "0.05")))
+    return loss(net, batch)
+
+
+slow = w5xde.Job(model=model, data=data, loss=slow_loss, optimizer=optimizer)
+
+# --- counting: after E epochs every parameter must be exactly E -----------------------------------
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = nn.Parameter(torch.zeros(SAMPLES))
+
+
+class Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class NumberStream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(SAMPLES))
+
+
+def count_loss(net: nn.Module, batch: Tensor) -> Tensor:
+    # Each sample's gradient is -1 in its own place; the batch's weight in its step is undone by the optimizer.
+    return -net.get_parameter("count")[batch].sum()
+
+
+counting = w5xde.Job(
+    model=Counter, data=Numbers, loss=count_loss, optimizer=lambda params: torch.optim.SGD(params, lr=1.0)
+)
+counting_stream = w5xde.Job(
+    model=Counter, data=NumberStream, loss=count_loss, optimizer=lambda params: torch.optim.SGD(params, lr=1.0)
+)
+
+# --- augmentation: reading a sample draws from three generators -----------------------------------
+
+
+class Augmented(Dataset[Any]):
+    def __init__(self) -> None:
+        self._plain = data()
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = self._plain[index]
+        return {"image": image + 0.1 * torch.randn(10) + random.random(), "label": label, "name": str(index)}
+
+
+augmented = w5xde.Job(
+    model=model,
+    data=Augmented,
+    loss=lambda net, batch: cross_entropy(net(batch["image"]), batch["label"]),
+    optimizer=optimizer,
+)
+
+# --- another model than `job` ---------------------------------------------------------------------
+
+other = w5xde.Job(
+    model=lambda: nn.Sequential(nn.Linear(10, 17), nn.BatchNorm1d(17), nn.ReLU(), nn.Dropout(0.2), nn.Linear(17, 4)),
+    data=data,
+    loss=loss,
+    optimizer=optimizer,
+)
+
+
+# --- a loss that fails on one batch ---------------------------------------------------------------
+
+
+def poisoned_loss(net: nn.Module, batch: Any) -> Tensor:
+    if float(batch[0].abs().max()) > float(os.environ.get("TEST_POISON", "1e9")):
+        raise ValueError("this sample is poison")
+    return loss(net, batch)
+
+
+poisoned = w5xde.Job(model=model, data=data, loss=poisoned_loss, optimizer=optimizer)

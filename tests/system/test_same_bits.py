@@ -1,0 +1,108 @@
+"""Same bits whoever helps: the number of nodes, their deaths and their comings leave no trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+import w5xde
+from tests.system.harness import JOBS, AtStep, command, events, free_port, pid_of, run_json
+from w5xde.runtime.status import RunStatus
+
+EPOCHS = 12  # of 7 batches in 2 steps: 24 steps
+SETTINGS = {"batches_per_step": 4, "epochs": EPOCHS, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    result = w5xde.train(f"{JOBS}:job", nodes=1, runs=str(tmp_path_factory.mktemp("runs")), **SETTINGS)
+    return str(result.summary["weights_sha256"])
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 7])
+def test_any_number_of_nodes_gives_the_same_weights(nodes: int, undisturbed: str, tmp_path: Path) -> None:
+    result = w5xde.train(f"{JOBS}:job", nodes=nodes, runs=str(tmp_path), **SETTINGS)
+    assert result.summary["weights_sha256"] == undisturbed
+    assert result.summary["samples"] == EPOCHS * 200
+
+
+def test_killed_and_joining_nodes_leave_no_trace_in_the_weights(undisturbed: str, tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def kill(name: str) -> Callable[[RunStatus], None]:
+        def action(run: RunStatus) -> None:
+            killed.append(pid_of(run, name))
+            os.kill(killed[-1], signal.SIGKILL)
+
+        return action
+
+    # A killed local node is started anew, so each death is also a late joining; one more comes from outside.
+    actions = {3: kill("local-1"), 8: kill("local-2"), 12: kill("local-1"), 16: kill("local-3")}
+    port = free_port()
+    job = f"{JOBS}:slow"
+    with command("join", f"127.0.0.1:{port}", job, "--name", "guest", "--wait", "60") as guest:
+        guest.wait_for("looking")
+        result = w5xde.train(job, nodes=3, port=port, runs=str(tmp_path), callbacks=[AtStep(actions)], **SETTINGS)
+        assert guest.finish() == 0, guest.text
+    assert result.summary["weights_sha256"] == undisturbed
+    assert len(set(killed)) == 4
+    left = [event for event in events(result.folder) if event["kind"] == "left"]
+    assert len(left) >= 4
+    assert {node["name"] for node in result.summary["nodes"]} == {"local-1", "local-2", "local-3", "guest"}
+    assert result.summary["epochs"] == EPOCHS
+
+
+def test_a_killed_nodes_batches_are_lent_again_within_a_second(tmp_path: Path) -> None:
+    killed_at: list[float] = []
+
+    def kill(run: RunStatus) -> None:
+        killed_at.append(time.time())
+        os.kill(pid_of(run, "local-1"), signal.SIGKILL)
+
+    result = w5xde.train(
+        f"{JOBS}:slow", nodes=2, runs=str(tmp_path), steps=8, batches_per_step=4, callbacks=[AtStep({4: kill})]
+    )
+    left = next(event for event in events(result.folder) if event["kind"] == "left")
+    assert left["node"] == "local-1"
+    assert left["time"] - killed_at[0] < 1.0
+
+
+def test_a_frozen_nodes_batches_are_lent_again_within_eight_seconds(tmp_path: Path, undisturbed: str) -> None:
+    frozen: list[tuple[float, int]] = []
+
+    def freeze(run: RunStatus) -> None:
+        frozen.append((time.time(), pid_of(run, "local-2")))
+        os.kill(frozen[0][1], signal.SIGSTOP)
+
+    result = w5xde.train(f"{JOBS}:slow", nodes=2, runs=str(tmp_path), callbacks=[AtStep({2: freeze})], **SETTINGS)
+    assert result.summary["weights_sha256"] == undisturbed
+    left = [event for event in events(result.folder) if event["kind"] == "left"]
+    # A frozen node may also be overtaken so early that the run is over before it counts as silent.
+    assert all(event["time"] - frozen[0][0] < 8.0 for event in left)
+
+
+def test_json_is_one_object_and_the_run_folder_is_readable_without_w5xde(tmp_path: Path) -> None:
+    summary = run_json("train", f"{JOBS}:job", "--nodes", "2", "--epochs", "2", "--name", "mine", cwd=tmp_path)
+    wanted = (
+        "run mode steps epochs batches samples seconds loss_first loss_last metrics weights_sha256 "
+        "bytes_sent bytes_received batches_relent nodes"
+    )
+    assert set(wanted.split()) <= set(summary)
+    assert summary["run"] == "mine"
+    assert summary["epochs"] == 2
+    assert sum(node["batches"] for node in summary["nodes"]) == summary["batches"]
+    assert set(summary["nodes"][0]) >= {"name", "batches", "samples", "seconds_busy", "seconds_waiting"}
+    folder = tmp_path / "runs" / "mine"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["result"]["weights_sha256"] == summary["weights_sha256"]
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["samples"] == summary["samples"]
+    assert events(folder)[0]["kind"] == "joined"
+    assert set(load_file(folder / "model.safetensors")) >= {"0.weight", "1.running_mean", "4.bias"}
