@@ -2,8 +2,10 @@
 
     python examples/text.py
 
-trains it with two nodes on this machine, for a minute or two, and prints what it wrote. Or in two steps,
-with more nodes or machines:  w5xde train examples/text.py --nodes 4 --steps 2000
+trains it with two nodes on this machine, for a minute or two, and prints what it wrote. The same
+job with more nodes, or other machines, and only the weights in the end:
+
+    w5xde train examples/text.py --nodes 4 --batch-size 16 --batches-per-step 4 --steps 2000
 """
 
 import re

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from w5xde.callbacks import Callback
 from w5xde.config import Settings, resolve
 from w5xde.errors import UsageError
@@ -114,11 +116,14 @@ def run_coordinator(
     use_threads(settings.threads)
     # Forked first: a fork after torch has started threads, or sockets are open, would copy them.
     nursery = Nursery(named.job, settings) if settings.nodes else None
+    is_over = False
     try:
-        return _run_prepared(named, settings, callbacks, watcher or Watcher(), nursery)
+        result = _run_prepared(named, settings, callbacks, watcher or Watcher(), nursery)
+        is_over = True
+        return result
     finally:
         if nursery is not None:
-            nursery.close()
+            nursery.close(now=not is_over)
 
 
 def _run_prepared(
@@ -132,7 +137,14 @@ def _run_prepared(
     prepared = prepare(named.job, settings)
     recorder = Recorder(settings, named.stem)
     coordinator = Coordinator(prepared, settings, recorder, callbacks)
-    recorder.manifest(coordinator.manifest(named.reference))
+    layout = prepared.learner.flat.blueprint.layout
+    recorder.manifest(
+        {
+            "job": named.reference,
+            "samples": prepared.source.samples,
+            "model": [msgspec.to_builtins(entry) for entry in layout.entries],
+        }
+    )
 
     def opened(host: str, port: int) -> None:
         watcher.started(coordinator, settings, named.reference)
@@ -182,7 +194,9 @@ def parse_address(address: str) -> tuple[str, int]:
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(
-            f"{address!r} is not an address", code="W5-111", fix="give host and port, for example 192.168.1.20:5555"
+            f"{address!r} is not an address",
+            code="W5-111",
+            fix="give host and port, for example 192.168.1.20:5555",
         )
     return host, int(port)
 

@@ -75,7 +75,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         fix = f"{self.prog} --help"
         unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0]
-        if unknown != message.split(" ")[0] and unknown.startswith("-"):
+        if unknown != message.split(" ", maxsplit=1)[0] and unknown.startswith("-"):
             known = [flag for action in self._all_actions() for flag in action.option_strings]
             near = difflib.get_close_matches(unknown.split("=")[0], known, n=1, cutoff=0.5)
             message = f"unknown flag {unknown}" + (f". Did you mean {near[0]}?" if near else "")
@@ -127,7 +127,9 @@ def _add_flag(parser: argparse.ArgumentParser, command: str, setting: str, annot
     elif get_origin(base) is Literal:
         parser.add_argument(*flags, dest=setting, help=text, metavar="|".join(get_args(base)))
     else:
-        metavar = "N" if "int" in str(base) else "X" if "float" in str(base) else setting.upper().split("_")[-1]
+        metavar = (
+            "N" if "int" in str(base) else "X" if "float" in str(base) else setting.upper().split("_")[-1]
+        )
         parser.add_argument(*flags, dest=setting, help=text, metavar=metavar)
 
 

@@ -42,13 +42,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     staleness: Annotated[
         int, Meta(ge=0, description="async: refuse an update computed more than this many steps ago")
     ] = 64
-    clip_norm: Annotated[
-        float | None, Meta(description="clip the gradient of a step to this norm")
-    ] = None
+    clip_norm: Annotated[float | None, Meta(description="clip the gradient of a step to this norm")] = None
     precision: Annotated[
         Literal["fp32", "bf16"], Meta(description="bf16: run the loss under bfloat16 autocast on the nodes")
     ] = "fp32"
-    seed: Annotated[int, Meta(ge=0, le=2**62, description="fixes initial weights, batch order and dropout")] = 0
+    seed: Annotated[
+        int, Meta(ge=0, le=2**62, description="fixes initial weights, batch order and dropout")
+    ] = 0
     shuffle: Annotated[bool, Meta(description="a new order of samples in each epoch")] = True
     # --- how long
     steps: Annotated[Positive | None, Meta(description="stop after this many optimizer steps")] = None
@@ -75,7 +75,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on (0: any free one)")] = 0
     device: Annotated[str, Meta(description="auto, cpu, cuda, cuda:N, mps or xpu")] = "auto"
     threads: Annotated[
-        int, Meta(ge=1, le=1024, description="torch threads in each node; the same everywhere, or bits differ")
+        int,
+        Meta(ge=1, le=1024, description="torch threads in each node; the same everywhere, or bits differ"),
     ] = 1
     node_name: Annotated[str | None, Meta(description="name of this node (default: the host's)")] = None
     wait: Annotated[
@@ -114,10 +115,22 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.epochs
 
 
-_TRAINING = (
-    "mode batch_size batches_per_step staleness clip_norm precision seed shuffle "
-    "steps epochs seconds evaluate_every data loader_workers"
-).split()
+_TRAINING = [
+    "mode",
+    "batch_size",
+    "batches_per_step",
+    "staleness",
+    "clip_norm",
+    "precision",
+    "seed",
+    "shuffle",
+    "steps",
+    "epochs",
+    "seconds",
+    "evaluate_every",
+    "data",
+    "loader_workers",
+]
 _SHOWING = ["log", "json"]
 COMMAND_SETTINGS: dict[str, list[str]] = {
     "train": [*_TRAINING, "nodes", "device", "threads", "host", "port", "name", "runs", *_SHOWING],
@@ -172,7 +185,9 @@ def _convert(values: dict[str, Any], origin: str) -> Settings:
     except msgspec.ValidationError as error:
         text = re.sub(r" - at `\$\.(\w+)`", lambda m: f" for {m[1].replace('_', '-')}", str(error))
         where = f" in {origin}" if origin else ""
-        raise UsageError(f"{text}{where}", code="W5-210", fix="w5xde train --help lists every setting") from None
+        raise UsageError(
+            f"{text}{where}", code="W5-210", fix="w5xde train --help lists every setting"
+        ) from None
 
 
 def _require_known(key: str, known: list[str], sentence: str) -> None:

@@ -68,7 +68,10 @@ def run_demo(settings: Settings) -> dict[str, Any]:
     view.show_result(result)
     view.say("the same in one process, with a plain PyTorch loop …")
     lonely = alone(settings)
-    summary = result.summary | {"alone_sha256": weights_sha256(lonely), "alone_metrics": accuracy(lonely.eval())}
+    summary = result.summary | {
+        "alone_sha256": weights_sha256(lonely),
+        "alone_metrics": accuracy(lonely.eval()),
+    }
     if summary["alone_sha256"] != summary["weights_sha256"]:
         raise TrainingError(
             "the weights of one process differ from those of the pool",

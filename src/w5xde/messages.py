@@ -32,7 +32,7 @@ class Frozen(Struct, frozen=True, forbid_unknown_fields=True):
 # --- a batch, described -------------------------------------------------------------------------
 
 
-class TensorAt(Frozen, array_like=True, tag="t"):
+class TensorAt(Frozen, frozen=True, array_like=True, tag="t"):
     """A tensor whose bytes start at `offset` of the body."""
 
     dtype: Label
@@ -41,27 +41,27 @@ class TensorAt(Frozen, array_like=True, tag="t"):
     requires_grad: bool = False
 
 
-class Value(Frozen, array_like=True, tag="v"):
+class Value(Frozen, frozen=True, array_like=True, tag="v"):
     """A number, a string, a truth value or nothing."""
 
-    value: None | bool | int | float | str
+    value: bool | int | float | str | None
 
 
-class Bytes(Frozen, array_like=True, tag="b"):
+class Bytes(Frozen, frozen=True, array_like=True, tag="b"):
     """Bytes that are not a tensor's."""
 
     value: bytes
 
 
-class ListOf(Frozen, array_like=True, tag="l"):
+class ListOf(Frozen, frozen=True, array_like=True, tag="l"):
     items: list[Item]
 
 
-class TupleOf(Frozen, array_like=True, tag="u"):
+class TupleOf(Frozen, frozen=True, array_like=True, tag="u"):
     items: list[Item]
 
 
-class DictOf(Frozen, array_like=True, tag="d"):
+class DictOf(Frozen, frozen=True, array_like=True, tag="d"):
     keys: list[str | int | float | bool | None]
     items: list[Item]
 
@@ -69,7 +69,7 @@ class DictOf(Frozen, array_like=True, tag="d"):
 Item: TypeAlias = TensorAt | Value | Bytes | ListOf | TupleOf | DictOf
 
 
-class Batch(Frozen, array_like=True):
+class Batch(Frozen, frozen=True, array_like=True):
     """One batch of a lease: its index in the epoch, its samples, and its bytes from `at` of the body on."""
 
     index: Count
@@ -83,7 +83,7 @@ class Batch(Frozen, array_like=True):
 TRAINED, FROZEN, MOVING, STILL = "trained", "frozen", "moving", "still"
 
 
-class Entry(Frozen, array_like=True):
+class Entry(Frozen, frozen=True, array_like=True):
     """One parameter or buffer: `trained` and `frozen` are parameters, `moving` and `still` buffers."""
 
     name: Label
@@ -92,7 +92,7 @@ class Entry(Frozen, array_like=True):
     role: Label
 
 
-class Layout(Frozen):
+class Layout(Frozen, frozen=True):
     """Every parameter and buffer in the order in which the model names them."""
 
     entries: list[Entry]
@@ -104,7 +104,7 @@ class Layout(Frozen):
 # --- greeting -----------------------------------------------------------------------------------
 
 
-class Hello(Frozen, tag="hello"):
+class Hello(Frozen, frozen=True, tag="hello"):
     """Node: who I am. The first message of every connection."""
 
     protocol: int
@@ -115,7 +115,7 @@ class Hello(Frozen, tag="hello"):
     torch: Label = ""
 
 
-class Rules(Frozen):
+class Rules(Frozen, frozen=True):
     """What every node of a run does alike."""
 
     mode: Label
@@ -131,7 +131,7 @@ class Rules(Frozen):
     data_digest: Label = ""
 
 
-class Welcome(Frozen, tag="welcome"):
+class Welcome(Frozen, frozen=True, tag="welcome"):
     """Coordinator: you may take part, and this is the model your own must match."""
 
     run: Label
@@ -141,13 +141,13 @@ class Welcome(Frozen, tag="welcome"):
     rules: Rules
 
 
-class Ready(Frozen, tag="ready"):
+class Ready(Frozen, frozen=True, tag="ready"):
     """Node: my model and data match; lend me work."""
 
     layout_digest: Label
 
 
-class Refuse(Frozen, tag="refuse"):
+class Refuse(Frozen, frozen=True, tag="refuse"):
     """Coordinator: no, and why. The connection closes."""
 
     code: Label
@@ -159,14 +159,14 @@ class Refuse(Frozen, tag="refuse"):
 # --- work ---------------------------------------------------------------------------------------
 
 
-class Params(Frozen, tag="params"):
+class Params(Frozen, frozen=True, tag="params"):
     """Coordinator: the parameters and buffers of a version; `whole` includes those that never change."""
 
     version: Count
     whole: bool
 
 
-class Loan(Frozen, array_like=True):
+class Loan(Frozen, frozen=True, array_like=True):
     """A lease as the node sees it: batches `start..stop` of a step of `count` batches and `samples` samples."""
 
     lease: Count
@@ -178,14 +178,14 @@ class Loan(Frozen, array_like=True):
     batches: list[Batch]
 
 
-class Work(Frozen, tag="work"):
+class Work(Frozen, frozen=True, tag="work"):
     """Coordinator: compute these on that version. One Work is answered by one Update."""
 
     version: Count
     loans: list[Loan]
 
 
-class Answer(Frozen, array_like=True):
+class Answer(Frozen, frozen=True, array_like=True):
     """What one lease gave. Its vector is in the body, in the order of the answers; a failure has none."""
 
     lease: Count
@@ -197,7 +197,7 @@ class Answer(Frozen, array_like=True):
     failure: Text = ""
 
 
-class Update(Frozen, tag="update"):
+class Update(Frozen, frozen=True, tag="update"):
     """Node: the answers to one Work."""
 
     version: Count
@@ -205,30 +205,30 @@ class Update(Frozen, tag="update"):
     waited_seconds: float = 0.0
 
 
-class Cancel(Frozen, tag="cancel"):
+class Cancel(Frozen, frozen=True, tag="cancel"):
     """Coordinator: nobody needs these leases any more."""
 
     leases: list[Count]
 
 
-class Rejected(Frozen, tag="rejected"):
+class Rejected(Frozen, frozen=True, tag="rejected"):
     """Coordinator: this answer changed nothing, and why."""
 
     lease: Count
     reason: Text
 
 
-class Beat(Frozen, tag="beat"):
+class Beat(Frozen, frozen=True, tag="beat"):
     """Either: I am here. Any other message says so too."""
 
 
-class Leave(Frozen, tag="leave"):
+class Leave(Frozen, frozen=True, tag="leave"):
     """Node: I go. A reason other than politeness is shown to the user."""
 
     reason: Text = ""
 
 
-class Bye(Frozen, tag="bye"):
+class Bye(Frozen, frozen=True, tag="bye"):
     """Coordinator: the run is over, or you are not welcome any more."""
 
     reason: Text

@@ -25,7 +25,7 @@ class Span(NamedTuple):
     stop: int
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # type: ignore[override]  # how many batches; nobody searches a span for a value
         return self.stop - self.start
 
     def holds(self, other: Span) -> bool:
@@ -97,7 +97,9 @@ class PairwiseTree(Generic[T]):
                 return superfluous
             parent, other = above
             neighbour = values.pop(other)
-            value = self._merge(neighbour, value) if other.start < span.start else self._merge(value, neighbour)
+            value = (
+                self._merge(neighbour, value) if other.start < span.start else self._merge(value, neighbour)
+            )
             span = parent
 
     def take(self, span: Span) -> T:

@@ -111,7 +111,9 @@ class View(Watcher):
         else:
             parts.append(Text(self._waiting_text(), style="yellow"))
         for kind, text in self._events_after(0.0)[-EVENTS_SHOWN:]:
-            parts.append(Text(f"  {text}", style=_EVENT_STYLES.get(kind, "dim"), overflow="ellipsis", no_wrap=True))
+            parts.append(
+                Text(f"  {text}", style=_EVENT_STYLES.get(kind, "dim"), overflow="ellipsis", no_wrap=True)
+            )
         return Group(*parts)
 
     def _waiting_text(self) -> str:
@@ -129,7 +131,11 @@ class View(Watcher):
     def _events_after(self, moment: float) -> list[tuple[str, str]]:
         events = self._coordinator.recent_events if self._coordinator is not None else ()
         is_verbose = self._settings.log == "verbose"
-        return [(kind, text) for at, kind, text in events if at > moment and (is_verbose or kind not in _QUIET_EVENTS)]
+        return [
+            (kind, text)
+            for at, kind, text in events
+            if at > moment and (is_verbose or kind not in _QUIET_EVENTS)
+        ]
 
     def _line(self) -> str:
         if self._node is not None:
@@ -206,7 +212,13 @@ class View(Watcher):
             self._console.print(text)
 
 
-_EVENT_STYLES = {"left": "yellow", "failed": "red", "refused": "yellow", "joined": "green", "finished": "bold"}
+_EVENT_STYLES = {
+    "left": "yellow",
+    "failed": "red",
+    "refused": "yellow",
+    "joined": "green",
+    "finished": "bold",
+}
 # Said often and of interest only to those who look closely.
 _QUIET_EVENTS = {"epoch", "rejected", "evaluated"}
 

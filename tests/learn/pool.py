@@ -74,7 +74,9 @@ class Node:
         for position in range(span.start, span.stop):
             index, at = step.first + position, packer.body_bytes
             part = Packer()
-            item = part.pack(source.indices(step.epoch, index) if is_local else source.read(step.epoch, index))
+            item = part.pack(
+                source.indices(step.epoch, index) if is_local else source.read(step.epoch, index)
+            )
             packer.pieces += part.pieces
             packer.body_bytes += part.body_bytes
             batch = Batch(index, step.sizes[position], at, item)

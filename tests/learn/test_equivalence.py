@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, SequentialLR, StepLR
 
@@ -38,7 +38,9 @@ def test_a_step_is_the_same_global_batch_however_many_batches_it_has(batches: in
 @pytest.mark.parametrize(
     ("samples", "batch_size", "batches"), [(13, 4, 2), (17, 4, 4), (3, 8, 4), (9, 1, 7), (33, 8, 4)]
 )
-def test_short_last_batches_and_steps_weigh_what_they_hold(samples: int, batch_size: int, batches: int) -> None:
+def test_short_last_batches_and_steps_weigh_what_they_hold(
+    samples: int, batch_size: int, batches: int
+) -> None:
     job = make(mlp(), data=lambda: jobs.points(samples=samples))
     check_equivalence(job, settings(batch_size=batch_size, batches_per_step=batches, epochs=3))
 
@@ -69,13 +71,36 @@ def test_group_norm() -> None:
 
 
 def test_spectral_norm_turns_its_buffers_in_every_forward_pass() -> None:
-    check_equivalence(make(mlp(lambda: torch.nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16)))), settings())
+    check_equivalence(
+        make(mlp(lambda: torch.nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16)))), settings()
+    )
 
 
 def test_buffers_of_every_kind_end_where_the_plain_loop_leaves_them() -> None:
     trained = check_equivalence(make(jobs.Memories), settings())
     assert int(trained.module.get_buffer("seen")) == 2 * jobs.SAMPLES
     assert bool(trained.module.get_buffer("negative"))
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        torch.tensor([torch.nan, 1.0]),
+        torch.tensor([1, 2], dtype=torch.uint16),
+        torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn),
+        torch.tensor([torch.inf, -torch.inf]),
+        torch.tensor([], dtype=torch.int8),
+    ],
+    ids=["nan", "uint16", "float8", "infinite", "empty"],
+)
+def test_a_buffer_that_never_changes_may_hold_anything(start: Tensor) -> None:
+    check_equivalence(make(lambda: jobs.Buffered(start.clone(), jobs.nothing)), settings())
+
+
+@pytest.mark.parametrize("size", [3, 5000])
+@pytest.mark.parametrize("write", [jobs.write_the_same, jobs.assign_the_same], ids=["written", "assigned"])
+def test_a_buffer_that_is_given_its_own_value_is_left_in_peace(size: int, write: Any) -> None:
+    check_equivalence(make(lambda: jobs.Buffered(torch.linspace(0, 1, size), write)), settings())
 
 
 def test_tied_weights_stay_one_parameter() -> None:
@@ -95,7 +120,9 @@ def test_frozen_layers_keep_every_bit() -> None:
         return AdamW(params, lr=0.01, weight_decay=0.5)
 
     trained = check_equivalence(make(half_frozen, optimizer=with_decay), settings(), within=2e-5)
-    assert torch.equal(trained.module.get_parameter("0.weight"), _initial(half_frozen).get_parameter("0.weight"))
+    assert torch.equal(
+        trained.module.get_parameter("0.weight"), _initial(half_frozen).get_parameter("0.weight")
+    )
 
 
 def test_a_layer_that_model_put_in_evaluation_mode_stays_there() -> None:
@@ -119,7 +146,9 @@ def test_a_parameter_without_a_gradient_does_not_decay() -> None:
     before = _initial(lambda: jobs.Partly().double())
     for name in ("never.weight", "never.bias"):
         assert torch.equal(trained.module.get_parameter(name), before.get_parameter(name))
-    assert not torch.equal(trained.module.get_parameter("seldom.weight"), before.get_parameter("seldom.weight"))
+    assert not torch.equal(
+        trained.module.get_parameter("seldom.weight"), before.get_parameter("seldom.weight")
+    )
 
 
 def _initial(model: Any) -> nn.Module:

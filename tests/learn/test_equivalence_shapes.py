@@ -1,4 +1,4 @@
-"""Equivalence with the plain loop, continued: kinds of model, of batch, of precision, and where data is read."""
+"""Equivalence with the plain loop, continued: kinds of model and batch, precision, and where data is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ def test_a_convolutional_network_with_weights_in_another_memory_format() -> None
 
 
 def test_a_transformer() -> None:
-    trained = check_equivalence(make(jobs.Attention, data=jobs.tokens, loss=jobs.foretell), settings(epochs=3))
+    trained = check_equivalence(
+        make(jobs.Attention, data=jobs.tokens, loss=jobs.foretell), settings(epochs=3)
+    )
     assert trained.losses[-1] < trained.losses[0]
 
 

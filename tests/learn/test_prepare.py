@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.functional import nll_loss
 from torch.optim import LBFGS, SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset, TensorDataset
@@ -52,7 +53,7 @@ def test_a_loss_that_is_not_one_finite_number_to_be_made_smaller(loss: Any, what
 
 def test_labels_of_the_wrong_type_are_told_with_the_users_own_line() -> None:
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        return F.nll_loss(model(batch[0]), batch[1].float())
+        return nll_loss(model(batch[0]), batch[1].float())
 
     error = refusal(make(mlp(), loss=loss))
     assert error.code == "W5-205"
@@ -167,45 +168,21 @@ def test_a_dtype_that_the_saved_model_could_not_hold() -> None:
 # --- buffers ------------------------------------------------------------------------------------
 
 
-class Buffered(nn.Module):
-    """A linear layer with one buffer, and something that is done to it in each forward pass."""
-
-    memory: Tensor
-
-    def __init__(self, start: Tensor, change: Callable[[Any, Tensor], Any], *, persistent: bool = True) -> None:
-        super().__init__()
-        self.inner = nn.Linear(FEATURES, CLASSES)
-        self.register_buffer("memory", start, persistent=persistent)
-        self._change = change
-
-    def forward(self, numbers: Tensor) -> Tensor:
-        self._change(self, numbers)
-        return self.inner(numbers)
-
-
-def _grow(model: Any, numbers: Tensor) -> None:
-    model.memory = torch.cat([model.memory, numbers.mean().reshape(1)])
-
-
-def _highest(model: Any, numbers: Tensor) -> None:
-    model.memory = torch.maximum(model.memory, numbers.max())
-
-
-def _count(model: Any, numbers: Tensor) -> None:
-    model.memory += 1
-
-
-def _nothing(model: Any, numbers: Tensor) -> None:
-    """As most buffers are treated."""
-
-
 @pytest.mark.parametrize(
     ("model", "what", "fix"),
     [
-        (lambda: Buffered(torch.zeros(1), _grow), "changes its shape", "persistent=False if it is a cache"),
-        (lambda: Buffered(torch.zeros(1), _count, persistent=False), "is not persistent", "persistent=True"),
-        (lambda: Buffered(torch.tensor(-torch.inf), _highest), "starts at -inf", "finite number"),
-        (lambda: Buffered(torch.eye(3).to_sparse(), _nothing), "is sparse", ".to_dense()"),
+        (
+            lambda: jobs.Buffered(torch.zeros(1), jobs.grow),
+            "changes its shape",
+            "persistent=False if it is a cache",
+        ),
+        (
+            lambda: jobs.Buffered(torch.zeros(1), jobs.count, persistent=False),
+            "is not persistent",
+            "persistent=True",
+        ),
+        (lambda: jobs.Buffered(torch.tensor(-torch.inf), jobs.highest), "starts at -inf", "finite number"),
+        (lambda: jobs.Buffered(torch.eye(3).to_sparse(), jobs.nothing), "is sparse", ".to_dense()"),
     ],
 )
 def test_a_buffer_that_nobody_could_average(model: Any, what: str, fix: str) -> None:
@@ -216,26 +193,9 @@ def test_a_buffer_that_nobody_could_average(model: Any, what: str, fix: str) -> 
     assert fix in error.fix
 
 
-@pytest.mark.parametrize(
-    "start",
-    [
-        torch.tensor([torch.nan, 1.0]),
-        torch.tensor([1, 2], dtype=torch.uint16),
-        torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn),
-        torch.tensor([torch.inf, -torch.inf]),
-    ],
-    ids=["nan", "uint16", "float8", "infinite"],
-)
-def test_a_buffer_that_never_changes_may_hold_anything(start: Tensor) -> None:
-    prepared = prepare(make(lambda: Buffered(start.clone(), _nothing)), settings())
-    prepare_node(make(lambda: Buffered(start.clone(), _nothing)), welcome_of(prepared), CPU)
-    kept = prepared.learner.flat.module.get_buffer("memory")
-    assert torch.equal(kept.view(torch.uint8), start.view(torch.uint8))
-
-
 def test_caches_that_are_not_persistent_may_share_memory_grow_and_be_sparse() -> None:
     def model() -> nn.Module:
-        made = Buffered(torch.zeros(1), _grow, persistent=False)
+        made = jobs.Buffered(torch.zeros(1), jobs.grow, persistent=False)
         waves = torch.polar(torch.ones(4), torch.arange(4.0))
         made.register_buffer("cosine", waves.real, persistent=False)
         made.register_buffer("sine", waves.imag, persistent=False)
@@ -279,7 +239,9 @@ def test_a_schedule_that_wants_a_metric() -> None:
     assert "CosineAnnealingLR" in error.fix
 
 
-@pytest.mark.parametrize("evaluate", [lambda model: model("text"), lambda model: None, lambda model: {"a": "b"}])
+@pytest.mark.parametrize(
+    "evaluate", [lambda model: model("text"), lambda model: None, lambda model: {"a": "b"}]
+)
 def test_an_evaluation_that_would_fail_after_an_hour_fails_at_once(evaluate: Any) -> None:
     error = refusal(make(mlp(), evaluate=evaluate))
     assert error.code == "W5-229"
@@ -303,3 +265,101 @@ def test_data_without_a_sample(data: Any) -> None:
     error = refusal(make(mlp(), data=data))
     assert (error.code, error.what) == ("W5-204", "the data set is empty")
     assert "at least one sample" in error.fix
+
+
+# --- what the trial leaves behind ---------------------------------------------------------------
+
+
+def _remember(model: Any, numbers: Tensor) -> None:
+    """What distillation does: a buffer that is for a moment the weights themselves."""
+    model.memory = model.inner.weight.detach()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        mlp(lambda: nn.BatchNorm1d(16), lambda: nn.Dropout(0.5)),
+        jobs.Memories,
+        lambda: jobs.Buffered(torch.zeros(CLASSES, FEATURES), _remember),
+        lambda: jobs.Buffered(torch.zeros(1), jobs.count),
+    ],
+    ids=["batch norm", "memories", "alias", "counter"],
+)
+def test_trying_the_first_batch_leaves_the_model_as_it_was(model: Callable[[], nn.Module]) -> None:
+    built: list[tuple[nn.Module, dict[str, Tensor], dict[str, Tensor]]] = []
+
+    def watched() -> nn.Module:
+        made = model()
+        built.append((made, copy.deepcopy(made.state_dict()), dict(made.named_buffers())))
+        return made
+
+    prepare(make(watched), settings())
+    ((made, state, buffers),) = built
+    assert all(torch.equal(value, state[name]) for name, value in made.state_dict().items())
+    assert all(buffer is buffers[name] for name, buffer in made.named_buffers())
+    assert all(parameter.grad is None for parameter in made.parameters())
+
+
+def test_a_model_that_comes_in_evaluation_mode_is_trained_all_the_same() -> None:
+    prepared = prepare(make(lambda: mlp(lambda: nn.Dropout(0.5))().eval()), settings())
+    assert all(module.training for module in prepared.learner.flat.module.modules())
+
+
+# --- the node's side ----------------------------------------------------------------------------
+
+
+def refused_node(job: Job, coordinator: Job, **changes: Any) -> JoinError:
+    prepared = prepare(coordinator, settings(**changes))
+    with pytest.raises(JoinError) as caught:
+        prepare_node(job, welcome_of(prepared), CPU)
+    return caught.value
+
+
+def test_a_node_with_another_model_is_told_the_first_differences() -> None:
+    def wider() -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, CLASSES), nn.Linear(3, 3))
+
+    error = refused_node(make(wider), make(mlp()))
+    assert error.code == "W5-201"
+    assert "0.weight (32, 6) float32, expected (16, 6) float32" in error.what
+    assert "0.bias (32,) float32, expected (16,) float32" in error.what
+    assert "and 2 more" in error.what
+    assert "3.bias" not in error.what  # three are enough to see what is wrong
+    assert error.fix == "use the coordinator's job file"
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (lambda: mlp()().double(), "0.weight (16, 6) float64, expected (16, 6) float32"),
+        (lambda: nn.Sequential(nn.Linear(FEATURES, 16)), "missing 2.weight (3, 16) float32"),
+        (mlp(nn.Identity, lambda: nn.BatchNorm1d(16)), "extra 4.weight (3, 16) float32"),
+        (lambda: _frozen_first(mlp()()), "0.weight (16, 6) float32 frozen, expected (16, 6) float32"),
+    ],
+)
+def test_each_way_in_which_a_model_can_differ_has_its_words(other: Any, what: str) -> None:
+    assert what in refused_node(make(other), make(mlp())).what
+
+
+def _frozen_first(model: nn.Module) -> nn.Module:
+    model.get_submodule("0").requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (lambda: jobs.points(samples=7), "your data set has 7 samples, the run's has 50"),
+        (lambda: TensorDataset(*(t.flip(0) for t in jobs.points().tensors)), "but other ones"),
+    ],
+)
+def test_a_node_that_would_read_other_data_is_told(data: Any, what: str) -> None:
+    error = refused_node(make(mlp(), data=data), make(mlp()), data="local")
+    assert error.code == "W5-209"
+    assert what in error.what
+    assert "--data stream" in error.fix
+
+
+def test_data_that_is_sent_need_not_be_at_the_node() -> None:
+    prepared = prepare(make(mlp()), settings())
+    assert prepare_node(make(mlp(), data=list), welcome_of(prepared), CPU).source is None

@@ -37,6 +37,30 @@ class Answer(NamedTuple):
     failure: str = ""
 
 
+class Gate:
+    """Where things happen in order, but not while it is shut: a process that stands still, and wakes up."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._shut_until = 0.0
+        self._waiting: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+
+    def shut(self, seconds: float) -> None:
+        self._shut_until = max(self._shut_until, self._world.now + seconds)
+        self._world.at(self._shut_until, self._open)
+
+    def enter(self, act: Callable[..., None], *args: Any) -> None:
+        if self._waiting or self._world.now < self._shut_until:
+            self._waiting.append((act, args))
+        else:
+            act(*args)
+
+    def _open(self) -> None:
+        while self._waiting and self._world.now >= self._shut_until:
+            act, args = self._waiting.popleft()
+            act(*args)
+
+
 class Line:
     """One connection: what is said arrives in order, later, or (once an end is closed) not at all."""
 
@@ -55,7 +79,7 @@ class Line:
 
     def to_desk(self, act: Callable[..., None], *said: Any) -> None:
         self._arrived_at_desk = max(self._arrived_at_desk, self._world.now + self._world.delay())
-        self._world.at(self._arrived_at_desk, self._world.desk, act, self, *said)
+        self._world.at(self._arrived_at_desk, self._world.desk.enter, act, self, *said)
 
     def to_node(self, act: Callable[..., None], *said: Any) -> None:
         self._arrived_at_node = max(self._arrived_at_node, self._world.now + self._world.delay())
@@ -75,7 +99,7 @@ class Machine:
         self.batch_seconds = batch_seconds
         self.life = 0
         self.is_alive = False
-        self.frozen_until = 0.0
+        self._gate = Gate(world)
         self._world = world
         self._rng = random.Random(f"{world.scenario.seed} {name}")
         self._line: Line | None = None
@@ -109,20 +133,20 @@ class Machine:
             self._after(0.0, self._tell, nd.Lost("connection reset"))
 
     def freeze(self, seconds: float) -> None:
-        self.frozen_until = max(self.frozen_until, self._world.now + seconds)
+        self._gate.shut(seconds)
 
     def _end(self) -> None:
         self.is_alive = False
         self.life += 1
-        self.frozen_until = 0.0
+        self._gate = Gate(self._world)
 
     def do(self, life: int, act: Callable[..., None], *args: Any) -> None:
         """Whatever happens in a process happens in one life, and not while it is frozen."""
-        if life != self.life:
-            return
-        if self._world.now < self.frozen_until:
-            self._world.at(self.frozen_until, self.do, life, act, *args)
-        else:
+        if life == self.life:
+            self._gate.enter(self._live, life, act, args)
+
+    def _live(self, life: int, act: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if life == self.life:
             act(*args)
 
     def _after(self, seconds: float, act: Callable[..., None], *args: Any) -> None:
@@ -144,7 +168,7 @@ class Machine:
                 case nd.Check():
                     self._after(self._world.scenario.checking_seconds, self._tell, nd.Checked())
                 case nd.SayReady():
-                    require(self._line is not None and bool(self._line.name), f"{self.name} is ready for nobody")
+                    require(self._line is None or bool(self._line.name), f"{self.name} is ready before its welcome")
                     self._say(self._world.readied)
                 case nd.SayBeat():
                     self._say(self._world.beaten)
@@ -216,8 +240,8 @@ class Machine:
         if lease.id in self.core.cancelled:
             self._compute(line, work, [*answers, Answer(lease.id)])
             return
-        chance = self._world.failure_chance
-        if chance and self._rng.random() < 1 - (1 - chance) ** lease.span.count:
+        works = (1 - self._world.failure_chance(self)) ** lease.span.count
+        if works < 1 and self._rng.random() >= works:
             answer = Answer(lease.id, failure="it does not compute")
         else:
             first = lease.step.first

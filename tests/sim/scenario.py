@@ -19,6 +19,7 @@ FAULTS = (
     "late",  # nodes that join while others work
     "crawl",  # nodes ten times slower than they would be
     "failure",  # a batch fails on a node, now and then
+    "broken",  # a node on which every batch fails
     "echo",  # what a node said is heard twice
     "ghost",  # what a node said is heard although its connection was given up
     "impostor",  # an answer comes from a node that was not lent the batch
@@ -136,7 +137,7 @@ class Scenario:
 
 def _pool(rng: random.Random, faults: tuple[str, ...]) -> tuple[float, ...]:
     count = rng.choice((1, 1, 2, 2, 3, 3, 3, 4, 4, 5, 6, 8, rng.randint(9, 16), rng.randint(9, 64)))
-    base = rng.choice((0.0005, 0.005, 0.05, 0.5))
+    base = rng.choice((0.0005, 0.005, 0.05, 0.05, 0.5))
     crawl = 10.0 if "crawl" in faults else 1.0
     return tuple(base * rng.uniform(1, 10) * (crawl if rng.random() < 0.25 else 1.0) for _ in range(count))
 
@@ -164,5 +165,5 @@ def _blows(rng: random.Random, faults: tuple[str, ...], nodes: int, expected: fl
         for _ in range(rng.randint(1, 2)):
             blows.append(Blow(rng.uniform(0, 1.5 * expected), "pause", 0, rng.choice(PAUSES_SECONDS)))
     if "stop" in faults:
-        blows.append(Blow(rng.uniform(0, 3 * expected), "stop", 0, 0.0))
+        blows.append(Blow(rng.choice((rng.uniform(0, expected), rng.uniform(0, 60))), "stop", 0, 0.0))
     return blows

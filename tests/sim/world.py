@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.sim.books import Books, Sum
-from tests.sim.machine import Answer, Line, Machine, Params, Work
+from tests.sim.machine import Answer, Gate, Line, Machine, Params, Work
 from tests.sim.scenario import Blow, Scenario
 from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore, CoreSettings
@@ -50,7 +50,8 @@ class World:
     def __init__(self, scenario: Scenario, say: Callable[[str], None] | None = None) -> None:
         self.scenario = scenario
         self.now = 0.0
-        self.failure_chance = scenario.failure_chance
+        # Whatever happens at the coordinator waits while it stands still.
+        self.desk = Gate(self)
         plan = Plan(
             step_batches=scenario.step_batches,
             epoch_limit=scenario.epoch_limit,
@@ -70,9 +71,9 @@ class World:
         self._incoming: dict[int, Sum] = {}
         self._events: deque[ev.Event] = deque()
         self._is_dispatching = False
-        self._paused_until = 0.0
         self._learner_free_at = 0.0
         self._beat_at = 0.0
+        self._is_calm = False
         self._finish: ev.Finish | None = None
         self._count = 0
         self._fingerprint = 0
@@ -121,7 +122,7 @@ class World:
         for blow in scenario.blows:
             self.at(blow.at, self._strike, blow)
         self.at(scenario.quiet_at, self._calm)
-        self.at(scenario.tick_seconds, self.desk, self._tick)
+        self.at(scenario.tick_seconds, self.desk.enter, self._tick)
         if scenario.is_stream:
             self._discover(0, 0)
 
@@ -152,27 +153,27 @@ class World:
                     each.crash()
                     self.at(self.now + blow.seconds, each.boot)
             case "pause":
-                self._paused_until = max(self._paused_until, self.now + blow.seconds)
+                self.desk.shut(blow.seconds)
             case "stop":
-                self.desk(self._tell, ev.Stop("it is enough"))
+                self.desk.enter(self._tell, ev.Stop("it is enough"))
+
+    def failure_chance(self, machine: Machine) -> float:
+        """How likely a batch fails there."""
+        if self._is_calm:
+            return 0.0
+        is_broken = "broken" in self.scenario.faults and machine is self.machines[-1]
+        return 1.0 if is_broken else self.scenario.failure_chance
 
     def _calm(self) -> None:
         """No more faults; one node at least is there."""
         self._note("calm")
-        self.failure_chance = 0.0
+        self._is_calm = True
         if not any(machine.is_alive for machine in self.machines):
             self.machines[0].boot()
         # Nodes that were turned out meanwhile do not come back by themselves.
         self.at(self.now + 1.0, self._calm)
 
     # --- the coordinator's body -------------------------------------------------------------------
-
-    def desk(self, act: Callable[..., None], *args: Any) -> None:
-        """Whatever happens at the coordinator waits while it stands still."""
-        if self.now < self._paused_until:
-            self.at(self._paused_until, self.desk, act, *args)
-        else:
-            act(*args)
 
     def _tell(self, event: ev.Event) -> None:
         self._events.append(event)
@@ -190,7 +191,7 @@ class World:
         self._is_dispatching = False
 
     def _tick(self) -> None:
-        self.at(self.now + self.scenario.tick_seconds, self.desk, self._tick)
+        self.at(self.now + self.scenario.tick_seconds, self.desk.enter, self._tick)
         self._tell(ev.Ticked())
         if self.now >= self._beat_at:
             self._beat_at = self.now + BEAT_SECONDS
@@ -206,7 +207,7 @@ class World:
         is_over = batch == len(sizes)
         self._tell(ev.Discovered(epoch, 0 if is_over else sizes[batch]))
         soon = self.now + self._rng.uniform(0, self.scenario.reading_seconds)
-        self.at(soon, self.desk, self._discover, *((epoch + 1, 0) if is_over else (epoch, batch + 1)))
+        self.at(soon, self.desk.enter, self._discover, *((epoch + 1, 0) if is_over else (epoch, batch + 1)))
 
     # --- what nodes say ---------------------------------------------------------------------------
 
@@ -262,7 +263,7 @@ class World:
                 self._answered(other, Answer(answer.lease, ("forged",)), 0.001)
         if "echo" in self.scenario.faults and self._rng.random() < 0.1:
             again = self.now + self._rng.choice((0.0, 0.01, 1.0, 10.0))
-            self.at(again, self.desk, self._answered, name, answer, 0.001)
+            self.at(again, self.desk.enter, self._answered, name, answer, 0.001)
 
     def _answered(self, name: str, answer: Answer, batch_seconds: float) -> None:
         if answer.failure:
@@ -281,7 +282,7 @@ class World:
             raise AssertionError(f"{effect} to a node without a connection")
         reading = self._rng.uniform(0, self.scenario.reading_seconds)
         if reading:
-            self.at(self.now + reading, self.desk, self._send, line, effect.leases)
+            self.at(self.now + reading, self.desk.enter, self._send, line, effect.leases)
         else:
             self._send(line, effect.leases)
 
@@ -319,7 +320,7 @@ class World:
             self._tell(ev.Stepped(effect.plan.index))
             return
         self._learner_free_at = max(self.now, self._learner_free_at) + seconds
-        self.at(self._learner_free_at, self.desk, self._tell, ev.Stepped(effect.plan.index))
+        self.at(self._learner_free_at, self.desk.enter, self._tell, ev.Stepped(effect.plan.index))
 
     def _close(self, effect: ev.Close) -> None:
         line = self._peers.pop(effect.node)

@@ -73,7 +73,7 @@ class NumberStream(IterableDataset[int]):
 
 
 def count_loss(net: nn.Module, batch: Tensor) -> Tensor:
-    # Each sample's gradient is -1 in its own place; the batch's weight in its step is undone by the optimizer.
+    # Each sample's gradient is -1 in its own place, times its batch's weight in the step.
     return -net.get_parameter("count")[batch].sum()
 
 
@@ -81,7 +81,10 @@ counting = w5xde.Job(
     model=Counter, data=Numbers, loss=count_loss, optimizer=lambda params: torch.optim.SGD(params, lr=1.0)
 )
 counting_stream = w5xde.Job(
-    model=Counter, data=NumberStream, loss=count_loss, optimizer=lambda params: torch.optim.SGD(params, lr=1.0)
+    model=Counter,
+    data=NumberStream,
+    loss=count_loss,
+    optimizer=lambda params: torch.optim.SGD(params, lr=1.0),
 )
 
 # --- augmentation: reading a sample draws from three generators -----------------------------------
@@ -109,7 +112,9 @@ augmented = w5xde.Job(
 # --- another model than `job` ---------------------------------------------------------------------
 
 other = w5xde.Job(
-    model=lambda: nn.Sequential(nn.Linear(10, 17), nn.BatchNorm1d(17), nn.ReLU(), nn.Dropout(0.2), nn.Linear(17, 4)),
+    model=lambda: nn.Sequential(
+        nn.Linear(10, 17), nn.BatchNorm1d(17), nn.ReLU(), nn.Dropout(0.2), nn.Linear(17, 4)
+    ),
     data=data,
     loss=loss,
     optimizer=optimizer,

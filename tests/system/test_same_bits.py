@@ -49,7 +49,9 @@ def test_killed_and_joining_nodes_leave_no_trace_in_the_weights(undisturbed: str
     job = f"{JOBS}:slow"
     with command("join", f"127.0.0.1:{port}", job, "--name", "guest", "--wait", "60") as guest:
         guest.wait_for("looking")
-        result = w5xde.train(job, nodes=3, port=port, runs=str(tmp_path), callbacks=[AtStep(actions)], **SETTINGS)
+        result = w5xde.train(
+            job, nodes=3, port=port, runs=str(tmp_path), callbacks=[AtStep(actions)], **SETTINGS
+        )
         assert guest.finish() == 0, guest.text
     assert result.summary["weights_sha256"] == undisturbed
     assert len(set(killed)) == 4
@@ -67,7 +69,12 @@ def test_a_killed_nodes_batches_are_lent_again_within_a_second(tmp_path: Path) -
         os.kill(pid_of(run, "local-1"), signal.SIGKILL)
 
     result = w5xde.train(
-        f"{JOBS}:slow", nodes=2, runs=str(tmp_path), steps=8, batches_per_step=4, callbacks=[AtStep({4: kill})]
+        f"{JOBS}:slow",
+        nodes=2,
+        runs=str(tmp_path),
+        steps=8,
+        batches_per_step=4,
+        callbacks=[AtStep({4: kill})],
     )
     left = next(event for event in events(result.folder) if event["kind"] == "left")
     assert left["node"] == "local-1"
@@ -81,7 +88,9 @@ def test_a_frozen_nodes_batches_are_lent_again_within_eight_seconds(tmp_path: Pa
         frozen.append((time.time(), pid_of(run, "local-2")))
         os.kill(frozen[0][1], signal.SIGSTOP)
 
-    result = w5xde.train(f"{JOBS}:slow", nodes=2, runs=str(tmp_path), callbacks=[AtStep({2: freeze})], **SETTINGS)
+    result = w5xde.train(
+        f"{JOBS}:slow", nodes=2, runs=str(tmp_path), callbacks=[AtStep({2: freeze})], **SETTINGS
+    )
     assert result.summary["weights_sha256"] == undisturbed
     left = [event for event in events(result.folder) if event["kind"] == "left"]
     # A frozen node may also be overtaken so early that the run is over before it counts as silent.
@@ -89,7 +98,9 @@ def test_a_frozen_nodes_batches_are_lent_again_within_eight_seconds(tmp_path: Pa
 
 
 def test_json_is_one_object_and_the_run_folder_is_readable_without_w5xde(tmp_path: Path) -> None:
-    summary = run_json("train", f"{JOBS}:job", "--nodes", "2", "--epochs", "2", "--name", "mine", cwd=tmp_path)
+    summary = run_json(
+        "train", f"{JOBS}:job", "--nodes", "2", "--epochs", "2", "--name", "mine", cwd=tmp_path
+    )
     wanted = (
         "run mode steps epochs batches samples seconds loss_first loss_last metrics weights_sha256 "
         "bytes_sent bytes_received batches_relent nodes"

@@ -35,8 +35,9 @@ from w5xde.control.events import (
 )
 from w5xde.control.leases import Lease, Leases
 from w5xde.control.members import Member, Members
-from w5xde.control.modes import Async, Mode, StepWork, Sync
+from w5xde.control.modes import Async, Mode, Sync
 from w5xde.control.plan import Plan, StepPlan
+from w5xde.control.work import StepWork
 from w5xde.tree import Span
 
 # Fine enough to overtake a late batch soon, coarse enough to cost nothing.
@@ -135,7 +136,9 @@ class CoordinatorCore:
         effects: list[Effect] = []
         stall = self.members.forgive_stall(now, TICK_SECONDS)
         if stall:
-            effects.append(Note("stalled", f"the coordinator stood still for {stall:.1f} s", {"seconds": stall}))
+            effects.append(
+                Note("stalled", f"the coordinator stood still for {stall:.1f} s", {"seconds": stall})
+            )
         for member in self.members.silent(now):
             reason = f"silent for {now - member.heard_at:.1f} s"
             effects += [Close(member.name, reason), *self._left(Left(member.name, reason), now)]
@@ -301,7 +304,9 @@ class CoordinatorCore:
         pending = sum(sum(member.pending.values()) for member in self.members)
         _require(pending == self.members.pending_batches, "pending batches are miscounted")
         rate = sum(member.rate for member in self.members)
-        _require(abs(rate - self.members.pool_rate) <= 1e-6 * max(1.0, rate), "the pool's speed is miscounted")
+        _require(
+            abs(rate - self.members.pool_rate) <= 1e-6 * max(1.0, rate), "the pool's speed is miscounted"
+        )
 
 
 def _require(condition: bool, sentence: str) -> None:

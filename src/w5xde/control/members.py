@@ -108,7 +108,9 @@ class Members:
             member.batch_seconds = batch_seconds
         else:
             is_another = not known / 2 < batch_seconds < known * 2
-            member.batch_seconds = known + (_NEWEST_IF_ANOTHER if is_another else _NEWEST) * (batch_seconds - known)
+            member.batch_seconds = known + (_NEWEST_IF_ANOTHER if is_another else _NEWEST) * (
+                batch_seconds - known
+            )
         self.pool_rate += member.rate - before
 
     def expected_batch_seconds(self, member: Member) -> float:

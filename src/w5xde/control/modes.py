@@ -13,8 +13,9 @@ from collections.abc import Iterable
 
 from w5xde.control.leases import Lease, Leases
 from w5xde.control.members import Member, Members
-from w5xde.control.plan import Plan, StepPlan
-from w5xde.tree import PairwiseTree, Span, halves
+from w5xde.control.plan import Plan
+from w5xde.control.work import StepWork
+from w5xde.tree import Span, halves
 
 # One lease being computed and one waiting, so that a node never waits for a round trip.
 WINDOW_LEASES = 2
@@ -29,73 +30,10 @@ COPY_MARGIN_SECONDS = 0.005
 OVERDUE_SECONDS_MIN = 0.05
 # Async: a node that beats but does not answer for this long (or four times what was expected) is overtaken.
 STUCK_SECONDS_MIN = 10.0
-# A batch is given up after this many failures, on at least two nodes if there are two.
-ATTEMPTS_MAX = 3
 # Nodes slower than this many times the pool's mean are asked whether they would finish in time.
 SLOW_FACTOR = 1.5
 # One that is left out is tried again after this many times what a batch took it.
 PROBE_FACTOR = 4.0
-
-Share = tuple[int, int, str]
-
-
-class StepWork:
-    """A step in progress: which of its spans are free, which are in, and who gave them."""
-
-    def __init__(self, plan: StepPlan) -> None:
-        self.plan = plan
-        self.tree: PairwiseTree[list[Share]] = PairwiseTree(plan.count, list.__add__)
-        self.free = [Span(0, plan.count)]
-        self.free_batches = plan.count
-        # Spans that failed, and on which nodes; afterwards batches are lent one by one to find the culprit.
-        self.failures: dict[Span, list[str]] = {}
-        self.returned: set[Span] = set()
-
-    def carve(self, node: str, want: int, members: Members) -> Span | None:
-        """Take an aligned span of at most `want` batches from what is free, lowest first."""
-        want = 1 if self.failures else max(1, want)
-        for at, span in enumerate(self.free):
-            if node in self.failures.get(span, ()) and self._others_may_try(span, members):
-                continue
-            while span.count > want:
-                span, rest = halves(span)
-                self.free[at] = rest
-                self.free.insert(at, span)
-            del self.free[at]
-            self.free_batches -= span.count
-            return span
-        return None
-
-    def give_back(self, span: Span, leases: Iterable[Lease]) -> int:
-        """Free what of the span is neither in nor in other hands; returns how many batches that is."""
-        if self.tree.covers(span) or any(lease.span.holds(span) for lease in leases):
-            return 0
-        if any(free.holds(span) for free in self.free):
-            return 0
-        if span.count > 1 and any(True for held, _ in self.tree if span.holds(held)):
-            return sum(self.give_back(half, leases) for half in halves(span))
-        self.free = sorted([free for free in self.free if not span.holds(free)] + [span])
-        self.free_batches = sum(free.count for free in self.free)
-        self.returned.add(span)
-        return span.count
-
-    def failed(self, span: Span, node: str, leases: Iterable[Lease]) -> None:
-        """The span failed on a node: offer it again, batch by batch."""
-        self.failures.setdefault(span, []).append(node)
-        for batch in range(span.start, span.stop):
-            self.failures.setdefault(Span(batch, batch + 1), [])
-            self.give_back(Span(batch, batch + 1), leases)
-
-    def is_hopeless(self, span: Span, members: Members) -> bool:
-        """Whether the span has failed often enough, and everywhere it could be tried."""
-        tried = self.failures.get(span, [])
-        if len(tried) < ATTEMPTS_MAX:
-            return False
-        return len(set(tried)) >= 2 or not self._others_may_try(span, members)
-
-    def _others_may_try(self, span: Span, members: Members) -> bool:
-        tried = self.failures.get(span, ())
-        return any(member.name not in tried for member in members)
 
 
 class Mode(ABC):
@@ -223,7 +161,9 @@ class Sync(Mode):
             candidates = self.members
         work = self._work
         found: list[list[Lease]] = []
-        ordered = sorted(candidates, key=lambda m: max(now, m.free_at) + self.members.expected_batch_seconds(m))
+        ordered = sorted(
+            candidates, key=lambda m: max(now, m.free_at) + self.members.expected_batch_seconds(m)
+        )
         for held in range(WINDOW_LEASES):
             for member in ordered:
                 if not work.free:

@@ -91,7 +91,17 @@ class Ticked:
 
 
 Event: TypeAlias = (
-    Opened | DialFailed | Lost | Welcomed | Checked | Given | Finished | Cancelled | Parted | LeaveAsked | Ticked
+    Opened
+    | DialFailed
+    | Lost
+    | Welcomed
+    | Checked
+    | Given
+    | Finished
+    | Cancelled
+    | Parted
+    | LeaveAsked
+    | Ticked
 )
 
 # --- effects --------------------------------------------------------------------------------------

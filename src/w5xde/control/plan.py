@@ -101,7 +101,7 @@ class Plan:
         if self._samples is None:
             return self._stream_sizes()
         left = self._samples - self._first * self._batch_size
-        sizes = []
+        sizes: list[int] = []
         while left > 0 and len(sizes) < self._step_batches:
             sizes.append(min(self._batch_size, left))
             left -= sizes[-1]

@@ -9,8 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from w5xde.errors import UsageError
-
 if TYPE_CHECKING:
     from torch.utils.data import TensorDataset
 
@@ -33,7 +31,7 @@ def digits(split: str = "train") -> TensorDataset:
 
     rows = {"train": slice(None, _DIGITS_TRAIN), "test": slice(_DIGITS_TRAIN, None)}.get(split)
     if rows is None:
-        raise UsageError(f"the digits have no split {split!r}", fix='ask for "train" or "test"')
+        raise ValueError(f"the digits have no split {split!r}: ask for 'train' or 'test'")
     with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as stored:
         images = torch.from_numpy(stored["images"][rows]).float() / _DIGITS_PIXEL_MAX
         labels = torch.from_numpy(stored["labels"][rows]).long()

@@ -13,7 +13,14 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    get_worker_info,
+)
 
 from w5xde.errors import JobError
 from w5xde.learn.job import describe

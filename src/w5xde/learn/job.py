@@ -91,7 +91,9 @@ def _named(jobs: dict[str, Job], name: str, module: ModuleType, place: str) -> J
     else:
         what = f"there is no {name!r} in {place}"
     near = difflib.get_close_matches(name, jobs, n=1)
-    known = f"did you mean {place}:{near[0]} ?" if near else f"jobs there: {', '.join(sorted(jobs)) or 'none'}"
+    known = (
+        f"did you mean {place}:{near[0]} ?" if near else f"jobs there: {', '.join(sorted(jobs)) or 'none'}"
+    )
     raise JobError(what, code="W5-206", fix=known)
 
 
@@ -103,7 +105,9 @@ def _load_file(place: str) -> ModuleType:
         raise JobError(
             f"there is no job file {place}",
             code="W5-206",
-            fix=f"did you mean {near[0]} ?" if near else "give the path of a Python file that makes a w5xde.Job",
+            fix=f"did you mean {near[0]} ?"
+            if near
+            else "give the path of a Python file that makes a w5xde.Job",
         )
     # The file's own folder comes first, as if Python ran the file, so that its imports work.
     folder = str(path.resolve().parent)
@@ -131,7 +135,8 @@ def _load_module(place: str, reference: str) -> ModuleType:
             code="W5-206",
             fix="name a file (train.py), a job in it (train.py:job) or a module (package.module:job)",
         )
-    return _run(lambda: importlib.import_module(place), place)
+    module: ModuleType = _run(lambda: importlib.import_module(place), place)
+    return module
 
 
 def _run(load: Callable[[], Any], place: str) -> Any:

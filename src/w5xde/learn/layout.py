@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from w5xde.errors import JobError
 from w5xde.messages import FROZEN, MOVING, STILL, TRAINED, Entry, Layout
 
 # A cache line, so that no dtype's part starts in the middle of another's.
 ALIGNMENT_BYTES = 64
+_LAZY = (UninitializedParameter, UninitializedBuffer)
 _ROLES = (TRAINED, MOVING, FROZEN, STILL)
 
 DTYPES: dict[str, torch.dtype] = {
@@ -138,14 +139,25 @@ def moving_buffers(module: torch.nn.Module, changed: set[str]) -> set[str]:
         for name, buffer in module.named_buffers()
         if name in persistent
         and (name in changed or name.rpartition(".")[0] in owners or buffer.numel() <= small_count)
+        and has_differences(buffer)
     }
+
+
+def has_differences(buffer: Tensor) -> bool:
+    """Whether a change of this buffer can be told as a difference: torch can add it, and it is not NaN."""
+    if buffer.dtype not in (torch.float32, torch.int64, torch.bool):
+        try:
+            torch.zeros(1, dtype=buffer.dtype).add_(torch.zeros(1, dtype=buffer.dtype))
+        except NotImplementedError:
+            return False  # uint16 or float8, for example: torch stores them but does not add them
+    return not bool(buffer.isnan().any())
 
 
 def describe(module: torch.nn.Module, moving: set[str]) -> Layout:
     """The layout of a module; refuses what could not be right as a flat vector."""
     entries = []
     for name, parameter in module.named_parameters():
-        if isinstance(parameter, UninitializedTensorMixin):
+        if isinstance(parameter, _LAZY):
             raise JobError(
                 f"parameter {name} has no shape yet (a lazy module)",
                 code="W5-221",
@@ -156,6 +168,12 @@ def describe(module: torch.nn.Module, moving: set[str]) -> Layout:
     persistent = set(module.state_dict(keep_vars=True))
     for name, buffer in module.named_buffers():
         if name in persistent:
+            if buffer.layout is not torch.strided:
+                raise JobError(
+                    f"buffer {name} is sparse",
+                    code="W5-226",
+                    fix="register its .to_dense(), or register it with persistent=False if it never changes",
+                )
             role = MOVING if name in moving else STILL
             entries.append(Entry(name, dtype_name(buffer.dtype), tuple(buffer.shape), role))
     if not any(entry.role == TRAINED for entry in entries):
@@ -175,8 +193,10 @@ class FlatModel:
         self.blueprint = Blueprint(layout)
         self.state = torch.zeros(self.blueprint.whole_bytes, dtype=torch.uint8, device=device)
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-        _refuse_overlaps(tensors)
+        # Only what moves into the flat buffer could be torn apart; caches stay where they are.
+        _refuse_overlaps({entry.name: tensors[entry.name] for entry in layout.entries})
         self.tensors: list[Tensor] = []
+        self._places: list[tuple[Tensor, Tensor, int]] = []
         with torch.no_grad():
             for entry, offset in zip(layout.entries, self.blueprint.offsets, strict=True):
                 tensor = tensors[entry.name]
@@ -186,6 +206,7 @@ class FlatModel:
                 # .data keeps the tensor object, so that everybody who holds it sees the flat buffer.
                 tensor.data = view
                 self.tensors.append(tensor)
+                self._places.append((tensor, view, view.data_ptr()))
         self.moving = Vector(self.state[: self.blueprint.moving_bytes], self.blueprint)
 
     def load(self, raw: bytearray | memoryview, *, whole: bool) -> None:
@@ -195,18 +216,23 @@ class FlatModel:
             raise ValueError(f"{len(raw)} bytes of parameters where {count} were expected")
         if count:
             self.state[:count].copy_(torch.frombuffer(raw, dtype=torch.uint8))
+        for tensor, view, place in self._places:
+            # Code that gives a parameter other memory (an LSTM's flatten_parameters on a GPU does) would
+            # otherwise train on with old weights, and nobody would notice.
+            if tensor.data_ptr() != place:
+                tensor.data = view
 
     def snapshot(self, *, whole: bool) -> memoryview:
         """A copy of the parameters and buffers that nobody will change."""
         count = self.blueprint.whole_bytes if whole else self.blueprint.moving_bytes
-        return memoryview(self.state[:count].to("cpu", copy=True).numpy())
+        return self.state[:count].to("cpu", copy=True).numpy().data
 
 
 def _refuse_overlaps(tensors: dict[str, Tensor]) -> None:
     """Parameters that share memory without being one parameter would be torn apart by the flat buffer."""
     seen: list[tuple[int, int, str]] = []
     for name, tensor in tensors.items():
-        if tensor.numel() and not isinstance(tensor, UninitializedTensorMixin):
+        if tensor.numel() and not isinstance(tensor, _LAZY):
             start = tensor.data_ptr()
             span = 1 + sum((n - 1) * abs(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
             seen.append((start, start + span * tensor.element_size(), name))
@@ -216,5 +242,6 @@ def _refuse_overlaps(tensors: dict[str, Tensor]) -> None:
             raise JobError(
                 f"{first} and {second} share memory but are two tensors",
                 code="W5-223",
-                fix="tie weights by assigning the parameter itself:  decoder.weight = encoder.weight",
+                fix="tie weights by assigning the parameter itself:  decoder.weight = encoder.weight"
+                " (for buffers, register a .clone())",
             )

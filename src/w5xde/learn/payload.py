@@ -62,7 +62,7 @@ class Packer:
             plain = plain.resolve_conj().resolve_neg()
         at = self.body_bytes
         raw = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
-        self.pieces.append(memoryview(raw))
+        self.pieces.append(raw.data)
         padding = -raw.nbytes % ALIGNMENT_BYTES
         if padding:
             self.pieces.append(memoryview(bytes(padding)))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -28,7 +29,7 @@ from w5xde.learn.learner import Learner
 from w5xde.learn.payload import Packer, unpack
 from w5xde.learn.seeding import DrawnFrom, seed_everything
 from w5xde.learn.trainer import Trainer
-from w5xde.messages import MOVING, Rules, Welcome
+from w5xde.messages import MOVING, Layout, Rules, Welcome
 from w5xde.tree import batch_seed
 
 
@@ -69,6 +70,8 @@ def prepare(job: Job, settings: Settings) -> Prepared:
             code="W5-204",
             fix="use --data stream, or return a data set with __len__ and __getitem__",
         )
+    # What no batch could make right (lazy, sparse, nothing to train) is told before the first one runs.
+    _refuse_unsavable(layouts.describe(module, set()))
     trial = _try_first_batch(job, module, source, settings)
     moving = layouts.moving_buffers(module, trial.changed)
     flat = FlatModel(module, layouts.describe(module, moving))
@@ -83,7 +86,9 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         seeds_python=trial.draws_python,
         seeds_numpy=trial.draws_numpy,
         data_samples=source.samples or 0,
-        data_digest=source.fingerprint() if settings.data == "local" and isinstance(source, MapSource) else "",
+        data_digest=source.fingerprint()
+        if settings.data == "local" and isinstance(source, MapSource)
+        else "",
     )
     return Prepared(
         learner=Learner(flat, optimizer, scheduler, settings.clip_norm),
@@ -102,6 +107,10 @@ def build_model(job: Job, seed: int) -> nn.Module:
         raise JobError(
             f"model() returned a {type(module).__name__}", code="W5-202", fix="return a torch.nn.Module"
         )
+    if not module.training:
+        # Pretrained models often come ready for evaluation. But layers that model() put in evaluation mode
+        # inside a training model (frozen BatchNorm) are meant to stay there.
+        module.train()
     return module
 
 
@@ -140,24 +149,62 @@ def _try_first_batch(job: Job, module: nn.Module, source: Source, settings: Sett
     read_seconds = time.perf_counter() - started
     source.draws = drawn.torch or drawn.python or drawn.numpy
     batch = _as_sent(batch)
-    module.train()
-    buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-    versions = [(name, parameter, parameter._version) for name, parameter in module.named_parameters()]
+    parameters = {name: _Kept(parameter) for name, parameter in module.named_parameters()}
+    buffers = {name: _Kept(buffer) for name, buffer in module.named_buffers()}
     seed_everything(seed)
     drawn = DrawnFrom()
     loss = _first_loss(job, module, batch, settings.precision)
     draws_python, draws_numpy = drawn.python, drawn.numpy
     _check_gradients(module)
-    for name, parameter, version in versions:
-        if parameter._version != version:
+    _check_parameters(module, parameters)
+    changed = _changed_buffers(module, buffers)
+    return _Trial(loss, changed, draws_python, draws_numpy, read_seconds)
+
+
+class _Kept:
+    """A parameter or buffer as it was before the first batch."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.values = tensor.detach().clone()
+        self._version = tensor._version
+        self._place = tensor.data_ptr() if tensor.layout is torch.strided else 0
+
+    def is_written(self, now: Tensor) -> bool:
+        """Whether it was written to or replaced, in any of the ways torch allows."""
+        if now is not self.tensor or now.layout is not torch.strided:
+            return not self.is_same(now)
+        # Writing through .data leaves the version alone, and giving other .data leaves the values alone.
+        return now._version != self._version or now.data_ptr() != self._place or not self.is_same(now)
+
+    def is_same(self, now: Tensor) -> bool:
+        if now.layout is not torch.strided:
+            return True  # a sparse cache; what is persistent is never sparse
+        return self.is_alike(now) and not bool(self.differing(now).any())
+
+    def is_alike(self, now: Tensor) -> bool:
+        return now.shape == self.values.shape and now.dtype == self.values.dtype
+
+    def differing(self, now: Tensor) -> Tensor:
+        """Which elements differ; NaN is no other than NaN."""
+        return (now != self.values) & ~((now != now) & (self.values != self.values))
+
+
+def _check_parameters(module: nn.Module, before: dict[str, _Kept]) -> None:
+    for name, parameter in module.named_parameters():
+        if name not in before:
+            raise JobError(
+                f"parameter {name} comes into being only when the model is used",
+                code="W5-221",
+                fix="run one batch through the model inside model() before you return it",
+            )
+        if parameter is not before[name].tensor or before[name].is_written(parameter):
             raise JobError(
                 f"the loss changes parameter {name} itself",
                 code="W5-224",
                 why="every batch of a step must be computed on the same parameters",
                 fix="leave changing parameters to the optimizer",
             )
-    changed = _changed_buffers(module, buffers)
-    return _Trial(loss, changed, draws_python, draws_numpy, read_seconds)
 
 
 def _first_batch(source: Source) -> Any:
@@ -193,6 +240,10 @@ def _first_loss(job: Job, module: nn.Module, batch: Any, precision: str) -> floa
             f"the loss has shape {tuple(loss.shape)}, not one number",
             code="W5-205",
             fix="return a scalar, for example loss.mean()",
+        )
+    if loss.is_complex():
+        raise JobError(
+            "the loss is complex", code="W5-205", fix="return a real number, for example loss.abs()"
         )
     value = float(loss.detach())
     if not math.isfinite(value):
@@ -234,33 +285,70 @@ def _check_gradients(module: nn.Module) -> None:
         parameter.grad = None
 
 
-def _changed_buffers(module: nn.Module, before: dict[str, Tensor]) -> set[str]:
-    """Names of the persistent buffers that the first batch changed; the model is put back as it was."""
+def _changed_buffers(module: nn.Module, before: dict[str, _Kept]) -> set[str]:
+    """Names of the persistent buffers that the first batch wrote to; the model is put back as it was."""
     persistent = set(module.state_dict(keep_vars=True))
-    changed = set()
-    for name, buffer in module.named_buffers():
-        old = before.get(name)
-        if old is not None and old.shape == buffer.shape and torch.equal(old, buffer):
-            continue
-        if old is None or old.shape != buffer.shape:
+    written = set()
+    for name, buffer in list(module.named_buffers()):
+        kept = before.get(name)
+        if kept is None or not kept.is_alike(buffer):
             if name not in persistent:
                 continue  # a cache that grows is nobody's state
             raise JobError(
-                f"buffer {name} changes its shape while training",
+                f"buffer {name} changes its shape or dtype while training",
                 code="W5-226",
                 fix="register it with persistent=False if it is a cache, or give it its full shape at once",
             )
-        if name not in persistent:
+        if kept.is_written(buffer):
+            if name in persistent:
+                _refuse_without_differences(name, kept, buffer)
+                written.add(name)
+            elif not kept.is_same(buffer):
+                raise JobError(
+                    f"buffer {name} changes while training but is not persistent",
+                    code="W5-226",
+                    why="it would differ from node to node and never reach the trained model",
+                    fix="register it with persistent=True",
+                )
+        # Back to the tensor it was, for one that was assigned may be a view of something else.
+        owner, _, local = name.rpartition(".")
+        setattr(module.get_submodule(owner), local, kept.tensor)
+        if not kept.is_same(kept.tensor):
+            with torch.no_grad():
+                kept.tensor.copy_(kept.values)
+    return written
+
+
+def _refuse_without_differences(name: str, kept: _Kept, now: Tensor) -> None:
+    """Nodes tell how they changed a buffer; from infinity to a number there is no difference to tell."""
+    if not layouts.has_differences(kept.values):
+        raise JobError(
+            f"buffer {name} changes while training but holds NaN, or numbers torch cannot add"
+            f" ({layouts.dtype_name(now.dtype)})",
+            code="W5-226",
+            fix="give it finite numbers of an ordinary dtype to start with",
+        )
+    endless = kept.values[kept.differing(now) & ~torch.isfinite(kept.values)]
+    if endless.numel():
+        raise JobError(
+            f"buffer {name} starts at {float(endless[0])} and changes while training",
+            code="W5-226",
+            why="a buffer moves by the mean of its differences in the batches of a step",
+            fix="let it start at a finite number, for example 0",
+        )
+
+
+def _refuse_unsavable(layout: Layout) -> None:
+    """A dtype that model.safetensors cannot hold would be found out only when training is over."""
+    for entry in layout.entries:
+        try:
+            save({"": torch.empty(0, dtype=layouts.DTYPES[entry.dtype])})
+        except KeyError:
             raise JobError(
-                f"buffer {name} changes while training but is not persistent",
-                code="W5-226",
-                why="it would differ from node to node and never reach the trained model",
-                fix="register it with persistent=True",
-            )
-        changed.add(name)
-        with torch.no_grad():
-            buffer.copy_(old)
-    return changed
+                f"{entry.name} is {entry.dtype}, which a safetensors file cannot hold",
+                code="W5-230",
+                fix="use a smaller dtype (complex64), or two real tensors",
+            ) from None
 
 
 # --- optimizer, schedule, evaluation --------------------------------------------------------------
@@ -270,7 +358,9 @@ def _build_optimizer(job: Job, module: nn.Module) -> Optimizer:
     optimizer = _call("optimizer()", job.optimizer, ModelParameters(module))
     if not isinstance(optimizer, Optimizer):
         raise JobError(
-            f"optimizer() returned a {type(optimizer).__name__}", code="W5-202", fix="return a torch.optim.Optimizer"
+            f"optimizer() returned a {type(optimizer).__name__}",
+            code="W5-202",
+            fix="return a torch.optim.Optimizer",
         )
     if isinstance(optimizer, (LBFGS, SparseAdam)):
         raise JobError(

@@ -29,14 +29,15 @@ def seed_numpy(seed: int) -> None:
 def torch_seeder(device: torch.device) -> Callable[[int], None]:
     """Seeds torch for one device only: `torch.manual_seed` visits every backend, which small models feel."""
     cpu = torch.default_generator
-    if device.type == "cpu":
-        return lambda seed: cpu.manual_seed(seed) and None
+
+    def seed_cpu(seed: int) -> None:
+        cpu.manual_seed(seed)
 
     def seed_both(seed: int) -> None:
         cpu.manual_seed(seed)
         getattr(torch, device.type).manual_seed(seed)
 
-    return seed_both
+    return seed_cpu if device.type == "cpu" else seed_both
 
 
 class DrawnFrom:

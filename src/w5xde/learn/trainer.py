@@ -19,7 +19,7 @@ from torch import Tensor
 from w5xde.learn.job import Job, describe
 from w5xde.learn.layout import FlatModel, Vector
 from w5xde.learn.seeding import seed_numpy, seed_python, torch_seeder
-from w5xde.messages import FROZEN, MOVING, TRAINED, Rules
+from w5xde.messages import MOVING, TRAINED, Rules
 from w5xde.tree import PairwiseTree, Span, batch_seed
 
 
@@ -60,7 +60,6 @@ class Trainer:
         self._spare: list[Vector] = []
         self._weights: dict[float, Tensor] = {}
         self._buffers = _Buffers(flat)
-        entries = flat.blueprint.layout.entries
         self._trained = flat.blueprint.trained
         self._gradient_groups = [
             [flat.tensors[i] for i in group.entries]
@@ -68,13 +67,11 @@ class Trainer:
             if group.role == TRAINED
         ]
         self._parameters = [flat.tensors[i] for i in self._trained]
-        self._frozen = [(entries[i].name, flat.tensors[i]) for i, e in enumerate(entries) if e.role == FROZEN]
-        flat.module.train()
 
     def load(self, raw: bytearray | memoryview, *, whole: bool) -> None:
         """Take over a version of the parameters."""
         self._flat.load(raw, whole=whole)
-        self._buffers.remember()
+        self._buffers.remember(whole=whole)
 
     def compute(self, task: Task) -> Outcome:
         """The weighted sum of the gradients of a task's batches."""
@@ -83,9 +80,15 @@ class Trainer:
         absent = set(self._trained)
         for position, (index, samples, batch) in enumerate(task.batches, start=task.span.start):
             self._seed(batch_seed(self._rules.seed, task.epoch, index))
-            loss = self._backward(batch, index, samples / task.samples)
+            try:
+                loss = self._backward(batch, index, samples / task.samples)
+                vector = self._collect(absent)
+            except Exception as error:
+                # Whatever went wrong, the next batch starts from the version's buffers again.
+                self._buffers.undo()
+                raise error if isinstance(error, BatchFailed) else BatchFailed(describe(error)) from error
             loss_sum += samples * loss
-            tree.put(Span(position, position + 1), self._collect(absent))
+            tree.put(Span(position, position + 1), vector)
         return Outcome(tree.take(task.span), loss_sum, sorted(absent))
 
     def recycle(self, vector: Vector) -> None:
@@ -103,19 +106,14 @@ class Trainer:
     def _backward(self, batch: Any, index: int, weight: float) -> float:
         for parameter in self._parameters:
             parameter.grad = None
-        try:
-            with self._precision():
-                loss = self._job.loss(self._flat.module, to_device(batch, self._device))
-            if weight == 1.0:
-                loss.backward()  # type: ignore[no-untyped-call]
-            else:
-                loss.backward(self._weight(weight, loss))  # type: ignore[no-untyped-call]
-            value = float(loss.detach())
-        except Exception as error:
-            self._buffers.restore()
-            raise BatchFailed(describe(error)) from error
+        with self._precision():
+            loss = self._job.loss(self._flat.module, to_device(batch, self._device))
+        if weight == 1.0:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            loss.backward(self._weight(weight, loss))  # type: ignore[no-untyped-call]
+        value = float(loss.detach())
         if not math.isfinite(value):
-            self._buffers.restore()
             raise BatchFailed(f"the loss of batch {index} is {value}")
         return value
 
@@ -139,7 +137,9 @@ class Trainer:
         for part, parameters in zip(vector.parts, self._gradient_groups, strict=False):
             # An unused parameter counts as zero in the sum; whether it was unused everywhere is told beside it.
             pieces = [
-                torch.zeros(p.numel(), dtype=p.dtype, device=p.device) if p.grad is None else p.grad.reshape(-1)
+                torch.zeros(p.numel(), dtype=p.dtype, device=p.device)
+                if p.grad is None
+                else p.grad.reshape(-1)
                 for p in parameters
             ]
             torch.cat(pieces, out=part)
@@ -154,6 +154,11 @@ class Trainer:
         left.add_(right)
         self.recycle(right)
         return left
+
+
+_UNEXPECTED = (
+    "buffer {} changed, which it did not do in the first batch; buffers that change must do so in every batch"
+)
 
 
 class _Buffers:
@@ -177,20 +182,27 @@ class _Buffers:
         self._bound = [
             (entries[i].name, flat.tensors[i], *owners[entries[i].name], entries[i].role == MOVING)
             for i in range(len(entries))
-            if entries[i].name in owners and flat.tensors[i] is owners[entries[i].name][0]._buffers.get(
-                owners[entries[i].name][1]
-            )
+            if entries[i].name in owners
+            and flat.tensors[i] is owners[entries[i].name][0]._buffers.get(owners[entries[i].name][1])
         ]
         self._versions: list[int] = []
-        self.remember()
+        self.remember(whole=True)
 
-    def remember(self) -> None:
+    def remember(self, *, whole: bool) -> None:
         """A new version was loaded: this is what batches start from now."""
         for before, (_, part) in zip(self._before, self._groups, strict=True):
             before.copy_(part)
-        self._versions = [tensor._version for _, tensor, _, _, moving in self._bound if not moving]
+        if whole:
+            # Still buffers are known to be right only now: one that was overwritten since stays found out.
+            self._versions = [tensor._version for _, tensor, _, _, moving in self._bound if not moving]
 
-    def restore(self) -> None:
+    def undo(self) -> None:
+        """Forget what a batch did that was not finished, buffers it replaced included."""
+        for _, tensor, module, local, _ in self._bound:
+            module._buffers[local] = tensor
+        self._restore()
+
+    def _restore(self) -> None:
         for before, (_, part) in zip(self._before, self._groups, strict=True):
             part.copy_(before)
 
@@ -207,7 +219,7 @@ class _Buffers:
                     # Equal means no difference, for infinities too (masks are often minus infinity).
                     torch.sub(part, before, out=out)
                     out.masked_fill_(part == before, 0)
-            self.restore()
+            self._restore()
 
     def _rebind(self) -> None:
         """Take over buffers that the forward pass replaced, and refuse changes nobody expects."""
@@ -217,13 +229,13 @@ class _Buffers:
             if now is not tensor and now is not None:
                 if now.shape != tensor.shape or now.dtype != tensor.dtype:
                     raise BatchFailed(f"buffer {name} changed its shape or dtype")
-                tensor.copy_(now)
                 module._buffers[local] = tensor
+                if moving:
+                    tensor.copy_(now)
+                elif not torch.equal(tensor, now):
+                    raise BatchFailed(_UNEXPECTED.format(name))
             if not moving and tensor._version != next(still):
-                raise BatchFailed(
-                    f"buffer {name} changed, which it did not do in the first batch; "
-                    "buffers that change must do so in every batch"
-                )
+                raise BatchFailed(_UNEXPECTED.format(name))
 
 
 def to_device(value: Any, device: torch.device) -> Any:

@@ -154,6 +154,7 @@ class Decoder:
 
 def _read_message(meta: memoryview) -> Message:
     try:
-        return _decoder.decode(meta)
+        message: Message = _decoder.decode(meta)
     except (msgspec.DecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"a message that makes no sense: {error}", code="W5-120") from None
+    return message

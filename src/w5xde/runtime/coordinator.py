@@ -10,15 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import platform
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
-import torch
-
-import w5xde
 from w5xde.callbacks import Callback
 from w5xde.config import Settings
 from w5xde.control import events as ev
@@ -29,18 +24,16 @@ from w5xde.errors import TrainingError, W5xdeError
 from w5xde.learn.job import describe
 from w5xde.learn.learner import Contribution
 from w5xde.learn.prepare import Prepared, use_threads
-from w5xde.messages import Answer, Batch, Cancel, Loan, Params, Rejected, Update, Work
+from w5xde.messages import Answer, Rejected, Update
 from w5xde.runtime.actor import Actor
+from w5xde.runtime.desk import LendingDesk
 from w5xde.runtime.evaluator import Evaluator
-from w5xde.runtime.loader import Loader, Packed
+from w5xde.runtime.loader import Loader
 from w5xde.runtime.metrics import Meters
 from w5xde.runtime.reception import Peer, Reception
 from w5xde.runtime.recorder import Recorder
 from w5xde.runtime.status import RunStatus
 from w5xde.runtime.transport import listen
-
-if TYPE_CHECKING:
-    from w5xde.control.leases import Lease
 
 # Below this an update is folded on the loop: it costs less than handing it to a thread.
 INLINE_VECTOR_BYTES = 256 * 1024
@@ -95,8 +88,8 @@ class Coordinator:
         self._seconds = 0.0
         self._evaluator: Evaluator | None = None
         self._perform: dict[type, Callable[[Any], None]] = {
-            ev.Assign: self._assign,
-            ev.Cancel: self._cancel,
+            ev.Assign: lambda effect: self._desk.lend(effect.node, effect.leases),
+            ev.Cancel: lambda effect: self._desk.cancel(effect.node, effect.leases),
             ev.Reject: self._reject,
             ev.Fold: self._fold,
             ev.Step: self._step,
@@ -116,6 +109,14 @@ class Coordinator:
         inline = self._learner.vector_bytes <= INLINE_VECTOR_BYTES
         self._actor = Actor(
             "w5xde-learner", self._broke, inline=inline, prepare=lambda: use_threads(self._settings.threads)
+        )
+        self._desk = LendingDesk(
+            self._reception,
+            self._loader,
+            self._learner,
+            self._actor,
+            self._core.leases,
+            dropped=lambda node, lease: self.dispatch(ev.Dropped(node, lease)),
         )
         if self._prepared.evaluate is not None:
             self._evaluator = Evaluator(
@@ -139,6 +140,7 @@ class Coordinator:
             server.close()
             self._ticker.cancel()
             self._seconds = self.seconds()
+            self._count(self._loop.time())
             await self._reception.close(self.reason or "stopped")
             self._stop_helpers()
         if self._finish is not None and self._finish.error:
@@ -191,10 +193,14 @@ class Coordinator:
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
             self._reception.beat()
-        self.meters.sample(now, self._core.progress, self._reception.bytes_sent, self._reception.bytes_received)
+        self._count(now)
         if now >= self._next_row and self._core.started_at is not None:
             self._next_row = now + METRICS_SECONDS
             self._recorder.metrics(self.status().row())
+
+    def _count(self, now: float) -> None:
+        reception = self._reception
+        self.meters.sample(now, self._core.progress, reception.bytes_sent, reception.bytes_received)
 
     # --- peers ------------------------------------------------------------------------------------
 
@@ -220,76 +226,6 @@ class Coordinator:
         peer = self._reception.get(effect.node)
         if peer is not None:
             self._reception.turn_out(peer, effect.reason)
-
-    # --- work out ---------------------------------------------------------------------------------
-
-    def _assign(self, effect: ev.Assign) -> None:
-        peer = self._reception.get(effect.node)
-        if peer is None:
-            for lease in effect.leases:
-                self.dispatch(ev.Dropped(effect.node, lease.id))
-            return
-        keys = [
-            (lease.step.epoch, lease.step.first + position)
-            for lease in effect.leases
-            for position in range(lease.span.start, lease.span.stop)
-        ]
-        found: dict[tuple[int, int], Packed] = {}
-
-        def arrived(key: tuple[int, int], packed: Packed) -> None:
-            found[key] = packed
-            if len(found) == len(keys):
-                self._send_params(peer, effect.leases, found)
-
-        for key in keys:
-            self._loader.get(key, lambda packed, key=key: arrived(key, packed))  # type: ignore[misc]
-
-    def _send_params(self, peer: Peer, leases: list[Lease], found: dict[tuple[int, int], Packed]) -> None:
-        if peer.version is not None and peer.version >= leases[0].version:
-            self._send_work(peer, leases, found)
-            return
-        whole = peer.version is None
-
-        def snapshot() -> tuple[int, memoryview]:
-            return self._learner.version, self._learner.snapshot(whole=whole)
-
-        def send(made: tuple[int, memoryview]) -> None:
-            peer.version = made[0]
-            peer.connection.send(Params(made[0], whole), [made[1]])
-            self._send_work(peer, leases, found)
-
-        self._actor.call(snapshot, send)
-
-    def _send_work(self, peer: Peer, leases: list[Lease], found: dict[tuple[int, int], Packed]) -> None:
-        # Reading the batches may have taken time: what nobody needs any more is not sent.
-        wanted = [lease for lease in leases if self._core.leases.holds(lease.id)]
-        for lease in leases:
-            if lease not in wanted:
-                self.dispatch(ev.Dropped(peer.name, lease.id))
-        if not wanted or peer.is_gone:
-            return
-        pieces: list[memoryview] = []
-        at = 0
-        loans = []
-        for lease in wanted:
-            step, batches = lease.step, []
-            for position in range(lease.span.start, lease.span.stop):
-                packed = found[step.epoch, step.first + position]
-                batches.append(Batch(step.first + position, packed.samples, at, packed.item))
-                pieces += packed.pieces
-                at += packed.body_bytes
-            loans.append(
-                Loan(lease.id, step.epoch, lease.span.start, lease.span.stop, step.count, step.samples, batches)
-            )
-        self._reception.allow_leases(peer, len(wanted))
-        count = sum(lease.span.count for lease in wanted)
-        peer.works.append(([lease.id for lease in wanted], count, self._loop.time()))
-        peer.connection.send(Work(peer.version or 0, loans), pieces)
-
-    def _cancel(self, effect: ev.Cancel) -> None:
-        peer = self._reception.get(effect.node)
-        if peer is not None:
-            peer.connection.send(Cancel(effect.leases))
 
     # --- answers in -------------------------------------------------------------------------------
 
@@ -405,7 +341,11 @@ class Coordinator:
             except Exception as error:
                 # A callback must not end a training: it is dropped, and the user told.
                 self._callbacks.remove(callback)
-                self._note(ev.Note("callback failed", f"a callback failed and is not called again: {describe(error)}"))
+                self._note(
+                    ev.Note(
+                        "callback failed", f"a callback failed and is not called again: {describe(error)}"
+                    )
+                )
 
     def seconds(self) -> float:
         """How long training has gone on, since the first batch was lent."""
@@ -430,21 +370,6 @@ class Coordinator:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def manifest(self, job: str) -> dict[str, Any]:
-        """What was run, for the run folder."""
-        self._facts = {
-            "run": self._recorder.name,
-            "job": job,
-            "w5xde": w5xde.__version__,
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "settings": msgspec.to_builtins(self._settings),
-            "samples": self._prepared.source.samples,
-            "model": [msgspec.to_builtins(entry) for entry in self._learner.flat.blueprint.layout.entries],
-        }
-        return self._facts
-
     def conclude(self) -> dict[str, Any]:
         """Evaluate a last time, save the model, and sum up."""
         if self._prepared.evaluate is not None and self.is_over:
@@ -454,32 +379,12 @@ class Coordinator:
                 self._evaluation_failed(error)
             self._learner.flat.module.train()
         self._learner.save_model(self._recorder.model_path)
-        summary = self.summary()
-        self._recorder.metrics(self.status().row())
-        self._recorder.manifest(self._facts | {"reason": self.reason, "result": summary})
-        self._tell(lambda callback: callback.on_end(self.status(), summary))
+        status = self.status()
+        summary = self.meters.summary(status, self._learner.weights_sha256())
+        self._recorder.metrics(status.row())
+        self._recorder.manifest({"reason": self.reason, "result": summary})
+        self._tell(lambda callback: callback.on_end(status, summary))
         return summary
-
-    def summary(self) -> dict[str, Any]:
-        """What --json prints."""
-        progress, meters = self._core.progress, self.meters
-        return {
-            "run": self._recorder.name,
-            "mode": self._settings.mode,
-            "steps": progress.steps,
-            "epochs": progress.epochs,
-            "batches": progress.batches,
-            "samples": progress.samples,
-            "seconds": round(self._seconds, 6),
-            "loss_first": meters.loss_first,
-            "loss_last": meters.loss_last,
-            "metrics": meters.evaluation,
-            "weights_sha256": self._learner.weights_sha256(),
-            "bytes_sent": self._reception.bytes_sent,
-            "bytes_received": self._reception.bytes_received,
-            "batches_relent": self._core.mode.batches_relent,
-            "nodes": [node.summary() for node in meters.nodes.values()],
-        }
 
 
 def _sane(seconds: float) -> float:

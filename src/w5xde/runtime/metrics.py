@@ -152,3 +152,23 @@ class Meters:
             batches_relent=batches_relent,
             nodes=[node.row(total) for node in self.nodes.values()],
         )
+
+    def summary(self, status: RunStatus, weights_sha256: str) -> dict[str, Any]:
+        """What --json prints."""
+        return {
+            "run": status.run,
+            "mode": status.mode,
+            "steps": status.step,
+            "epochs": status.epoch,
+            "batches": status.batches,
+            "samples": status.samples,
+            "seconds": round(status.seconds, 6),
+            "loss_first": self.loss_first,
+            "loss_last": self.loss_last,
+            "metrics": self.evaluation,
+            "weights_sha256": weights_sha256,
+            "bytes_sent": status.bytes_sent,
+            "bytes_received": status.bytes_received,
+            "batches_relent": status.batches_relent,
+            "nodes": [node.summary() for node in self.nodes.values()],
+        }

@@ -175,7 +175,9 @@ class Node:
 
     async def _dial(self) -> None:
         def make() -> Connection:
-            return Connection(NODE, opened=self._opened, heard=self._heard, lost=self._lost, limits=NODE_LIMITS)
+            return Connection(
+                NODE, opened=self._opened, heard=self._heard, lost=self._lost, limits=NODE_LIMITS
+            )
 
         try:
             await dial(make, self._host, self._port)
@@ -275,7 +277,9 @@ class Node:
             return
         if isinstance(message, Params):
             whole = message.whole
-            self._actor.call(lambda: parts.trainer.load(body, whole=whole), lambda _: self._dispatch(nd.Finished()))
+            self._actor.call(
+                lambda: parts.trainer.load(body, whole=whole), lambda _: self._dispatch(nd.Finished())
+            )
             return
         waited = max(0.0, self._loop.time() - self._idle_since)
         connection = self._connection
@@ -333,7 +337,7 @@ class Node:
                     if trainer is not None:
                         trainer.recycle(vector)
 
-            pieces = [memoryview(vector.raw.cpu().numpy()) for vector in vectors]
+            pieces = [vector.raw.cpu().numpy().data for vector in vectors]
             connection.send(Update(work.version, answers, waited), pieces, sent)
         self._idle_since = self._loop.time()
         self._dispatch(nd.Finished())

@@ -69,10 +69,12 @@ class Nursery:
             word, name, number = line.decode().split(" ")
             (self._started if word == "started" else self._ended)(name, int(number))
 
-    def close(self) -> None:
-        """Let the nodes end; those that do not are stopped."""
+    def close(self, *, now: bool = False) -> None:
+        """Let the nodes end by themselves, or stop them now; in any case they are gone afterwards."""
         self._socket.close()
-        _, _ = os.waitpid(self._pid, 0)
+        if now:
+            os.kill(self._pid, signal.SIGTERM)
+        os.waitpid(self._pid, 0)
 
 
 def _be_nursery(requests: socket.socket, job: Job, settings: Settings) -> None:
@@ -80,7 +82,6 @@ def _be_nursery(requests: socket.socket, job: Job, settings: Settings) -> None:
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # What nodes print must not mix with the results on stdout.
         os.dup2(2, 1)
         _serve(requests, job, settings)
@@ -93,11 +94,18 @@ def _be_nursery(requests: socket.socket, job: Job, settings: Settings) -> None:
 
 def _serve(requests: socket.socket, job: Job, settings: Settings) -> None:
     nodes: dict[int, str] = {}
+
+    def stop_now(number: int, frame: object) -> None:
+        for pid in nodes:
+            os.kill(pid, signal.SIGKILL)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, stop_now)
     text = b""
     while True:
         readable, _, _ = select.select([requests], [], [], 0.1)
         if readable:
-            data = requests.recv(65536)
+            data = _receive(requests)
             if not data:
                 break
             text += data
@@ -107,6 +115,7 @@ def _serve(requests: socket.socket, job: Job, settings: Settings) -> None:
                 pid = os.fork()
                 if pid == 0:
                     requests.close()
+                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
                     _be_node(job, name, host, int(port), settings)
                 nodes[pid] = name
                 requests.sendall(f"started {name} {pid}\n".encode())
@@ -119,6 +128,14 @@ def _serve(requests: socket.socket, job: Job, settings: Settings) -> None:
         time.sleep(0.02)
     for pid in nodes:
         os.kill(pid, signal.SIGKILL)
+
+
+def _receive(requests: socket.socket) -> bytes:
+    """What our owner asks for; nothing if it is gone, however that came about."""
+    try:
+        return requests.recv(65536)
+    except ConnectionResetError:
+        return b""
 
 
 def _reap(nodes: dict[int, str]) -> list[tuple[int, int]]:

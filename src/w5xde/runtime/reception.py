@@ -6,6 +6,7 @@ Everything up to `Ready` happens here; afterwards the coordinator hears of a pee
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -47,7 +48,9 @@ class Peer:
     device: str = ""
     is_ready: bool = False
     is_gone: bool = False
-    version: int | None = None
+    # The version it was last sent, and the newest that is on its way to it.
+    version: int = -1
+    version_asked: int = -1
     # Works on their way: (leases, batches, when sent); answers come in the same order.
     works: deque[tuple[list[int], int, float]] = field(default_factory=deque)
     answered_at: float = 0.0
@@ -80,6 +83,7 @@ class Reception:
         self._gone_bytes_sent = 0
         self._gone_bytes_received = 0
         self._is_closing = False
+        self._all_gone = asyncio.Event()
 
     def get(self, name: str) -> Peer | None:
         return self._peers.get(name)
@@ -177,7 +181,9 @@ class Reception:
 
     def _ready(self, peer: Peer, ready: Ready) -> None:
         if ready.layout_digest != self._layout_digest:
-            self._refuse(peer, Refuse("W5-201", "the node's model differs", fix="use the coordinator's job file"))
+            self._refuse(
+                peer, Refuse("W5-201", "the node's model differs", fix="use the coordinator's job file")
+            )
             return
         self.allow_leases(peer, 1)
         peer.is_ready = True
@@ -211,6 +217,8 @@ class Reception:
         self._unnamed.discard(peer)
         if self._peers.get(peer.name) is peer:
             del self._peers[peer.name]
+        if not self._peers and not self._unnamed:
+            self._all_gone.set()
         self._gone_bytes_sent += peer.connection.bytes_sent
         self._gone_bytes_received += peer.connection.bytes_received
 
@@ -224,15 +232,13 @@ class Reception:
     async def close(self, reason: str) -> None:
         """The run is over: say goodbye, and let last words arrive, but not for ever."""
         self._is_closing = True
+        self._all_gone.clear()
         for peer in self._everybody():
             if peer.connection.session.may_say(Bye):
                 peer.connection.send(Bye(reason[:4000], finished=True))
             peer.connection.close()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + PARTING_SECONDS
-        while (self._peers or self._unnamed) and loop.time() < deadline:
-            await asyncio.sleep(0.005)
+        if self._peers or self._unnamed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._all_gone.wait(), PARTING_SECONDS)
         for peer in self._everybody():
             peer.connection.abort()
-
-

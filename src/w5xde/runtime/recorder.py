@@ -1,19 +1,23 @@
 """The run folder: what is kept of a run, readable by anybody without w5xde.
 
-    runs/NAME/manifest.json       what was run: settings, versions, model, result
-    runs/NAME/metrics.jsonl       one object every moment: step, loss, rates, nodes
-    runs/NAME/events.jsonl        one object per event: who joined, left, failed, and when
-    runs/NAME/model.safetensors   the trained weights
+runs/NAME/manifest.json       what was run: settings, versions, model, result
+runs/NAME/metrics.jsonl       one object every moment: step, loss, rates, nodes
+runs/NAME/events.jsonl        one object per event: who joined, left, failed, and when
+runs/NAME/model.safetensors   the trained weights
 """
 
 from __future__ import annotations
 
 import json
-import os
+import platform
 import time
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+import torch
+
+import w5xde
 from w5xde.config import Settings
 from w5xde.errors import StorageError
 
@@ -39,6 +43,14 @@ class Recorder:
                 code="W5-404",
                 fix="choose another folder with --runs",
             ) from error
+        self._facts: dict[str, Any] = {
+            "run": self.name,
+            "w5xde": w5xde.__version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "settings": msgspec.to_builtins(settings),
+        }
         self._metrics = self._open("metrics.jsonl")
         self._events = self._open("events.jsonl")
 
@@ -51,11 +63,12 @@ class Recorder:
         return (self.folder / name).open("a", encoding="utf-8", buffering=1)
 
     def manifest(self, facts: dict[str, Any]) -> None:
-        """Write the manifest, whole or not at all."""
+        """Add to the manifest; the file is written whole or not at all."""
+        self._facts |= facts
         path = self.folder / "manifest.json"
         aside = path.with_suffix(".tmp")
-        aside.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        os.replace(aside, path)
+        aside.write_text(json.dumps(self._facts, indent=2) + "\n", encoding="utf-8")
+        aside.replace(path)
 
     def metrics(self, row: dict[str, Any]) -> None:
         self._metrics.write(json.dumps(row) + "\n")

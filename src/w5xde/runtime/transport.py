@@ -24,7 +24,7 @@ Buffer = bytes | bytearray | memoryview
 
 # Below this a frame is joined and written at once: one system call, and no queue.
 JOIN_BYTES_MAX = 64 * 1024
-# Large bodies are written in slices: asyncio copies what the socket does not take, so a slice is the most it copies.
+# Large bodies are written in slices, because asyncio copies what the socket does not take at once.
 SLICE_BYTES = 256 * 1024
 # Data on the way that a dead peer never acknowledges: the kernel gives up after this long.
 USER_TIMEOUT_MILLISECONDS = 10_000

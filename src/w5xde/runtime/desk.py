@@ -1,0 +1,110 @@
+"""The lending desk: turns leases into messages, with their batches and the parameters they need.
+
+A lease waits here until its batches are read; parameters are sent once for each version and node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from w5xde.control.leases import Lease, Leases
+from w5xde.learn.learner import Learner
+from w5xde.messages import Batch, Cancel, Loan, Params, Work
+from w5xde.runtime.actor import Actor
+from w5xde.runtime.loader import Loader, Packed
+from w5xde.runtime.reception import Peer, Reception
+
+Batches = dict[tuple[int, int], Packed]
+
+
+class LendingDesk:
+    """Sends work to nodes. `dropped(node, lease)` tells of what could not be, or need not be, sent."""
+
+    def __init__(
+        self,
+        reception: Reception,
+        loader: Loader,
+        learner: Learner,
+        actor: Actor,
+        leases: Leases,
+        dropped: Callable[[str, int], None],
+    ) -> None:
+        self._reception = reception
+        self._loader = loader
+        self._learner = learner
+        self._actor = actor
+        self._leases = leases
+        self._dropped = dropped
+        self._loop = asyncio.get_running_loop()
+
+    def lend(self, node: str, leases: list[Lease]) -> None:
+        """Send these leases together, as soon as their batches are there."""
+        peer = self._reception.get(node)
+        if peer is None:
+            for lease in leases:
+                self._dropped(node, lease.id)
+            return
+        keys = [
+            (lease.step.epoch, lease.step.first + position)
+            for lease in leases
+            for position in range(lease.span.start, lease.span.stop)
+        ]
+        found: Batches = {}
+
+        def arrived(key: tuple[int, int], packed: Packed) -> None:
+            found[key] = packed
+            if len(found) == len(keys):
+                self._send_params(peer, leases, found)
+
+        for key in keys:
+            self._loader.get(key, lambda packed, key=key: arrived(key, packed))  # type: ignore[misc]
+
+    def cancel(self, node: str, leases: list[int]) -> None:
+        peer = self._reception.get(node)
+        if peer is not None:
+            peer.connection.send(Cancel(leases))
+
+    def _send_params(self, peer: Peer, leases: list[Lease], found: Batches) -> None:
+        if peer.version_asked >= leases[0].version:
+            # Even then the work waits its turn, so that it never overtakes its parameters.
+            self._actor.call(lambda: None, lambda _: self._send_work(peer, leases, found))
+            return
+        whole = peer.version_asked < 0
+        peer.version_asked = leases[0].version
+
+        def snapshot() -> tuple[int, memoryview]:
+            return self._learner.version, self._learner.snapshot(whole=whole)
+
+        def send(made: tuple[int, memoryview]) -> None:
+            peer.version, raw = made
+            peer.version_asked = max(peer.version_asked, peer.version)
+            peer.connection.send(Params(peer.version, whole), [raw])
+            self._send_work(peer, leases, found)
+
+        self._actor.call(snapshot, send)
+
+    def _send_work(self, peer: Peer, leases: list[Lease], found: Batches) -> None:
+        # Reading the batches may have taken time: what nobody needs any more is not sent.
+        wanted = [lease for lease in leases if self._leases.holds(lease.id)]
+        for lease in leases:
+            if lease not in wanted:
+                self._dropped(peer.name, lease.id)
+        if not wanted or peer.is_gone:
+            return
+        pieces: list[memoryview] = []
+        loans = []
+        at = 0
+        for lease in wanted:
+            step, (start, stop) = lease.step, lease.span
+            batches = []
+            for position in range(start, stop):
+                packed = found[step.epoch, step.first + position]
+                batches.append(Batch(step.first + position, packed.samples, at, packed.item))
+                pieces += packed.pieces
+                at += packed.body_bytes
+            loans.append(Loan(lease.id, step.epoch, start, stop, step.count, step.samples, batches))
+        self._reception.allow_leases(peer, len(wanted))
+        count = sum(lease.span.count for lease in wanted)
+        peer.works.append(([lease.id for lease in wanted], count, self._loop.time()))
+        peer.connection.send(Work(peer.version, loans), pieces)

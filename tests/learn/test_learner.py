@@ -1,0 +1,175 @@
+"""What the coordinator does with updates: applied whole or not at all, counted once, saved for anybody."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR, StepLR
+from torch.utils.data import TensorDataset
+
+from tests.learn import jobs
+from tests.learn.jobs import SAMPLES, make, mlp, settings
+from tests.learn.pool import CPU, NODE_COUNTS, train_in_pool, welcome_of
+from w5xde.learn.learner import Contribution, Learner, NotFinite, weights_sha256
+from w5xde.learn.prepare import prepare, prepare_node
+from w5xde.learn.trainer import Task
+from w5xde.tree import Span
+
+
+class Every(nn.Module):
+    """Every dtype a state dict may hold, tied weights, scalars and an empty tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied = jobs.Tied()
+        self.low = nn.Parameter(torch.randn(3, 2).bfloat16())
+        self.wave = nn.Parameter(torch.randn(2, dtype=torch.complex64))
+        self.scalar = nn.Parameter(torch.tensor(0.5, dtype=torch.float64), requires_grad=False)
+        self.register_buffer("count", torch.tensor(7))
+        self.register_buffer("flags", torch.tensor([True, False]))
+        self.register_buffer("nothing", torch.empty(0, 3))
+        self.register_buffer("cache", torch.ones(2), persistent=False)
+
+    def forward(self, text: Tensor) -> Tensor:
+        return self.tied(text) + self.low.sum() + self.wave.abs().sum()
+
+
+def every_learner() -> Learner:
+    return prepare(make(Every, data=jobs.tokens, loss=jobs.foretell), settings()).learner
+
+
+def test_the_hash_is_over_the_raw_bytes_in_the_order_of_the_state_dict() -> None:
+    learner = every_learner()
+    digest = hashlib.sha256()
+    for tensor in learner.flat.module.state_dict().values():
+        # Byte by byte through Python numbers, so that nothing is shared with how it is really done.
+        digest.update(bytes(tensor.detach().clone().reshape(-1).view(torch.uint8).tolist()))
+    assert learner.weights_sha256() == digest.hexdigest()
+
+
+def test_the_hash_of_a_known_model_never_changes() -> None:
+    model = nn.Linear(2, 1)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, -2.0]]))
+        model.bias.copy_(torch.tensor([0.5]))
+    # 1.0, -2.0 and 0.5 as little-endian float32.
+    raw = bytes.fromhex("0000803f000000c00000003f")
+    assert weights_sha256(model) == hashlib.sha256(raw).hexdigest()
+
+
+def test_the_saved_model_can_be_read_without_us(tmp_path: Path) -> None:
+    learner = every_learner()
+    learner.save_model(tmp_path / "model.safetensors")
+    saved = load_file(tmp_path / "model.safetensors")
+    fresh = Every()
+    fresh.load_state_dict(saved, strict=True)
+    state = learner.flat.module.state_dict()
+    assert list(saved.keys() ^ state.keys()) == []
+    assert all(torch.equal(value, state[name]) for name, value in fresh.state_dict().items())
+    assert all(value.dtype == state[name].dtype for name, value in saved.items())
+
+
+def test_a_saved_model_that_was_trained_is_the_trained_one(tmp_path: Path) -> None:
+    trained = train_in_pool(make(mlp(lambda: nn.BatchNorm1d(16))), settings(), nodes=2, seed=0)
+    trained.learner.save_model(tmp_path / "model.safetensors")
+    fresh = mlp(lambda: nn.BatchNorm1d(16))()
+    fresh.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=True)
+    assert weights_sha256(fresh) == trained.sha256
+
+
+# --- a step is applied whole or not at all ------------------------------------------------------
+
+
+def _contribution(learner: Learner, job: Any, spoil: float | None = None) -> Contribution:
+    """What one batch gives as a whole step, with one gradient replaced if asked."""
+    prepared = prepare(job, settings())
+    trainer = prepare_node(job, welcome_of(prepared), CPU).trainer
+    trainer.load(bytearray(learner.snapshot(whole=True)), whole=True)
+    outcome = trainer.compute(Task(0, Span(0, 1), 1, 4, [(0, 4, prepared.source.read(0, 0))]))  # type: ignore[union-attr]
+    if spoil is not None:
+        outcome.vector.parts[0][3] = spoil
+    return Contribution(outcome.vector, frozenset(outcome.absent), outcome.loss_sum)
+
+
+@pytest.mark.parametrize("spoil", [torch.nan, torch.inf, -torch.inf])
+def test_a_step_whose_gradient_is_not_finite_changes_nothing(spoil: float) -> None:
+    job = make(mlp(lambda: nn.BatchNorm1d(16)), scheduler=lambda optimizer: StepLR(optimizer, 1))
+    learner = prepare(job, settings(clip_norm=1.0)).learner
+    learner.fold(0, 1, Span(0, 1), _contribution(learner, job))
+    learner.step(0)
+    before = learner.weights_sha256()
+    optimizer = copy.deepcopy(learner._optimizer.state_dict())
+    bad = _contribution(learner, job, spoil)
+    assert not learner.is_finite(bad.vector)
+    learner.fold(1, 1, Span(0, 1), bad)
+    with pytest.raises(NotFinite, match="step 2"):
+        learner.step(1)
+    assert learner.weights_sha256() == before
+    assert learner.version == 1
+    assert str(learner._optimizer.state_dict()) == str(optimizer)
+
+
+def test_a_sum_that_overflows_is_found_though_each_part_was_finite() -> None:
+    job = make(mlp())
+    learner = prepare(job, settings()).learner
+    before = learner.weights_sha256()
+    for batch in range(2):
+        part = _contribution(learner, job, 3e38)
+        assert learner.is_finite(part.vector)
+        learner.fold(0, 2, Span(batch, batch + 1), part)
+    with pytest.raises(NotFinite):
+        learner.step(0)
+    assert learner.weights_sha256() == before
+
+
+def test_a_snapshot_stays_as_it_is_while_the_model_moves_on() -> None:
+    job = make(mlp())
+    learner = prepare(job, settings()).learner
+    snapshot = learner.snapshot(whole=False)
+    before = bytes(snapshot)
+    assert learner.snapshot(whole=False) is snapshot
+    learner.fold(0, 1, Span(0, 1), _contribution(learner, job))
+    learner.step(0)
+    assert bytes(snapshot) == before
+    assert bytes(learner.snapshot(whole=False)) != before
+
+
+# --- every sample counts once -------------------------------------------------------------------
+
+
+class Tally(nn.Module):
+    """One number for each sample, which grows by one each time the sample is trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = nn.Parameter(torch.zeros(SAMPLES, dtype=torch.float64))
+
+
+def _tally_job() -> Any:
+    # A sample's loss is minus its number, so its gradient is -1/N in a step of N samples: a rate of N counts.
+    sizes = [20, 20, 10]
+    return make(
+        Tally,
+        data=lambda: TensorDataset(torch.arange(SAMPLES)),
+        loss=lambda model, batch: -model.counts[batch[0]].mean(),
+        optimizer=lambda params: SGD(params, lr=1.0),
+        scheduler=lambda optimizer: LambdaLR(optimizer, lambda step: float(sizes[step % 3])),
+    )
+
+
+@pytest.mark.parametrize("nodes", NODE_COUNTS)
+@pytest.mark.parametrize("data", ["stream", "local"])
+def test_every_sample_counts_once_in_each_epoch_whatever_is_lost_or_repeated(nodes: int, data: str) -> None:
+    trained = train_in_pool(_tally_job(), settings(epochs=3, data=data), nodes=nodes, seed=nodes)
+    assert trained.answers["lost"] > 0
+    assert trained.answers["late"] > 0
+    counts = trained.module.get_parameter("counts").detach()
+    torch.testing.assert_close(counts, torch.full_like(counts, 3.0), rtol=0, atol=1e-12)

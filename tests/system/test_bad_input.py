@@ -1,0 +1,187 @@
+"""Bad input: one clear error, a way out, another exit code than 0, and the pool goes on."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import w5xde
+from tests.system.harness import JOBS, AtStep, command, free_port
+from w5xde.cli import main
+from w5xde.messages import Hello
+from w5xde.protocol.wire import encode
+from w5xde.runtime.status import RunStatus
+
+PREAMBLE = """
+import torch, w5xde
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+def make(**changes):
+    parts = dict(
+        model=lambda: nn.Linear(4, 3),
+        data=lambda: TensorDataset(torch.randn(64, 4), torch.zeros(64).long()),
+        loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+    )
+    return w5xde.Job(**{**parts, **changes})
+"""
+
+CASES = {
+    "no job": ("", 20, "there is no Job in"),
+    "several jobs": ("a = make(); b = make()", 20, "has 2 jobs: a, b"),
+    "syntax error": ("job = make(", 20, "SyntaxError"),
+    "raises on import": ("raise ValueError('oops')", 20, "ValueError: oops (job.py, line"),
+    "empty data": ("job = make(data=lambda: TensorDataset(torch.empty(0, 4)))", 20, "the data set is empty"),
+    "unsendable": ("job = make(data=lambda: [object()] * 9)", 20, "holds a object, which cannot be sent"),
+    "ragged": ("job = make(data=lambda: [torch.zeros(i + 1) for i in range(9)])", 20, "has shape ("),
+    "loss not a scalar": ("job = make(loss=lambda m, b: m(b[0]))", 20, "not one number"),
+    "loss not finite": ("job = make(loss=lambda m, b: m(b[0]).sum() / 0)", 20, "on the first batch"),
+    "wrong labels": (
+        "job = make(loss=lambda m, b: cross_entropy(m(b[0]), b[1].float()))",
+        20,
+        "class numbers must be integers",
+    ),
+    "model is no module": ("job = make(model=lambda: 3)", 20, "model() returned a int"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_job_that_cannot_be_trained_is_refused_in_the_users_words(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, status, words = CASES[case]
+    monkeypatch.chdir(tmp_path)
+    Path("job.py").write_text(PREAMBLE + source)
+    assert main(["train", "job.py", "--nodes", "1"]) == status
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.startswith("error[W5-")
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["train", "nowhere.py"], 20, "there is no job file nowhere.py"),
+        (["train", "no.such.module:job"], 20, "neither a file nor a module"),
+        (["train", f"{JOBS}:jbo"], 20, "did you mean"),
+        (["train", JOBS], 20, "name one"),
+        (["train", f"{JOBS}:job", "--batchsize", "3"], 2, "Did you mean --batch-size?"),
+        (["train", f"{JOBS}:job", "--batch-size", "0"], 2, "for batch-size"),
+        (["train", f"{JOBS}:job", "--mode", "semi"], 2, "for mode"),
+        (["train", f"{JOBS}:job", "--name", "../up"], 2, "must be letters"),
+        (["train", f"{JOBS}:job", "--device", "cuda"], 2, "--device auto"),
+        (["train", f"{JOBS}:counting_stream", "--data", "local"], 20, "--data local needs a map-style"),
+        (["join", "nowhere", f"{JOBS}:job"], 2, "is not an address"),
+        (["join", "127.0.0.1:1", f"{JOBS}:job", "--wait", "0"], 10, "nothing answers at 127.0.0.1:1"),
+    ],
+)
+def test_a_mistyped_command_is_told_what_to_do(
+    arguments: list[str],
+    status: int,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == status
+    told = capsys.readouterr().err
+    assert words in told
+    assert "Traceback" not in told
+
+
+def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["train", f"{JOBS}:job", "--port", port, "--runs", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert f"port {port}" in told
+    assert "--port 0" in told
+
+
+def test_a_name_that_exists_is_not_overwritten(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    assert main(["train", f"{JOBS}:job", "--name", "kept", "--runs", str(tmp_path)]) == 40
+    assert "there is a run named kept already" in capsys.readouterr().err
+
+
+# --- strangers at the door ------------------------------------------------------------------------
+
+
+def hello(**changes: object) -> bytes:
+    return encode(msgspec.structs.replace(Hello(protocol=1, package="0", name="stranger"), **changes))
+
+
+STRANGERS: dict[str, bytes] = {
+    "garbage": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 20,
+    "a frame too long": struct.pack("<2sBBIQ", b"W5", 1, 0, 10, 2**40) + b"x" * 100,
+    "a message too long": struct.pack("<2sBBIQ", b"W5", 1, 0, 2**31, 0) + b"x" * 100,
+    "nonsense inside a frame": struct.pack("<2sBBIQ", b"W5", 1, 0, 4, 0) + b"\xff\xff\xff\xff",
+    "another protocol": hello(protocol=99),
+    "another run": hello(run="tuesday"),
+    "a greeting twice": hello() + hello(),
+    "nothing": b"",
+}
+
+
+def test_strangers_are_sent_away_and_the_pool_goes_on(tmp_path: Path) -> None:
+    answers: dict[str, bytes] = {}
+    sockets: list[socket.socket] = []
+
+    def knock(words: bytes) -> Callable[[RunStatus], None]:
+        def action(run: RunStatus) -> None:
+            host, _, port = run.address.rpartition(":")
+            knocking = socket.create_connection((host, int(port)))
+            knocking.sendall(words)
+            sockets.append(knocking)
+
+        return action
+
+    actions = {2 + i: knock(words) for i, words in enumerate(STRANGERS.values())}
+    result = w5xde.train(f"{JOBS}:slow", nodes=2, steps=16, runs=str(tmp_path), callbacks=[AtStep(actions)])
+    for name, knocking in zip(STRANGERS, sockets, strict=True):
+        knocking.settimeout(5)
+        try:
+            answers[name] = knocking.recv(65536)
+        except ConnectionResetError:
+            answers[name] = b""
+        knocking.close()
+    assert result.summary["steps"] == 16
+    assert len(answers) == len(STRANGERS)
+    assert b"speaks protocol 99" in answers["another protocol"]
+    assert b"not tuesday" in answers["another run"]
+    told = (result.folder / "events.jsonl").read_text()
+    assert "this is not a w5xde connection" in told
+    assert "stranger" in told
+
+
+def test_a_node_with_another_model_is_refused_by_the_first_difference(tmp_path: Path) -> None:
+    port = free_port()
+    with command("serve", f"{JOBS}:job", "--port", str(port), "--runs", str(tmp_path)) as coordinator:
+        coordinator.wait_for("to join")
+        with command("join", f"127.0.0.1:{port}", f"{JOBS}:other") as wrong:
+            assert wrong.finish() == 10
+        assert "0.weight (17, 10) float32, expected (16, 10) float32" in wrong.text
+        assert "use the coordinator's job file" in wrong.text
+        assert "0.weight (17, 10)" in coordinator.wait_for("did not join")
+        with command("join", f"127.0.0.1:{port}", f"{JOBS}:job") as right:
+            assert right.finish() == 0, right.text
+        assert coordinator.finish() == 0, coordinator.text
+
+
+def test_a_batch_that_fails_everywhere_ends_the_run_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_POISON", "3.4")
+    with pytest.raises(
+        w5xde.TrainingError, match=r"fails on every node: ValueError: this sample is poison \(jobs.py"
+    ):
+        w5xde.train(f"{JOBS}:poisoned", nodes=2, epochs=3, runs=str(tmp_path))

@@ -1,0 +1,300 @@
+"""Arrows point down: who may import whom, and what may be imported nowhere. Read from the source alone."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import w5xde
+
+PACKAGE = Path(w5xde.__file__).parent
+LINES_MAX = 400
+
+# The floors of the house. Each may import from itself and from those named; the three siblings in the middle
+# (protocol, control, learn) never import one another.
+EDGES = {"cli", "api", "demo", "view", "__main__", "datasets", "launch", "dashboard"}
+BASE = {"errors", "messages", "config", "tree", "callbacks"}
+RUNTIME = {"runtime", "protocol", "control", "learn"} | BASE
+MAY_IMPORT: dict[str, set[str]] = {
+    **dict.fromkeys(EDGES, EDGES | RUNTIME),
+    "runtime": RUNTIME,
+    "protocol": {"protocol", "errors", "messages"},
+    "control": {"control", "tree"},
+    "learn": {"learn"} | BASE,
+    **dict.fromkeys(BASE, BASE),
+}
+# Edges that start only when training does may load torch at once; the others load it inside functions.
+LOAD_TORCH = {"learn", "runtime", "demo"}
+IMPURE = {
+    "torch", "numpy", "safetensors", "asyncio", "socket", "selectors", "threading", "multiprocessing",
+    "concurrent", "subprocess", "signal", "time", "datetime",
+}  # fmt: skip
+DANGEROUS = {
+    "pickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "yaml", "ctypes", "cffi",
+    "code", "codeop", "runpy",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, and whether importing its importer imports it too."""
+
+    line: int
+    module: str
+    at_once: bool
+
+    @property
+    def top(self) -> str:
+        return self.module.split(".")[0]
+
+    @property
+    def home(self) -> str:
+        return self.module.split(".")[1] if "." in self.module else ""
+
+
+@dataclass(frozen=True)
+class Module:
+    path: Path
+    name: str
+    tree: ast.Module
+    text: str
+
+    @property
+    def home(self) -> str:
+        """The floor it lives on: `w5xde.learn.data` lives on `learn`; the package itself nowhere."""
+        parts = self.name.split(".")
+        return parts[1] if len(parts) > 1 else ""
+
+    def imports(self) -> Iterator[Import]:
+        yield from _imports(self.tree.body, at_once=True)
+
+    def at(self, line: int) -> str:
+        return f"{self.path.relative_to(PACKAGE.parent)}:{line}"
+
+
+def _imports(body: list[ast.stmt], *, at_once: bool) -> Iterator[Import]:
+    for node in body:
+        match node:
+            case ast.Import():
+                for alias in node.names:
+                    yield Import(node.lineno, alias.name, at_once)
+            case ast.ImportFrom():
+                assert node.level == 0, f"a relative import in line {node.lineno}"
+                for alias in node.names:
+                    yield Import(node.lineno, f"{node.module}.{alias.name}", at_once)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield from _imports(node.body, at_once=False)
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                yield from _imports(node.body, at_once=False)
+                yield from _imports(node.orelse, at_once=at_once)
+            case _:
+                for inner in ast.iter_child_nodes(node):
+                    if isinstance(inner, ast.stmt):
+                        yield from _imports([inner], at_once=at_once)
+                    elif isinstance(inner, (ast.ExceptHandler, ast.match_case)):
+                        yield from _imports(inner.body, at_once=at_once)
+
+
+def _load(path: Path) -> Module:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    text = path.read_text(encoding="utf-8")
+    return Module(path, ".".join(parts).removesuffix(".__init__"), ast.parse(text), text)
+
+
+MODULES = [_load(path) for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+def on(*homes: str) -> Iterator[Module]:
+    return (module for module in MODULES if module.home in homes)
+
+
+def every_node() -> Iterator[tuple[Module, ast.AST]]:
+    return ((module, node) for module in MODULES for node in ast.walk(module.tree))
+
+
+def test_every_module_has_a_floor():
+    assert {module.home for module in MODULES} <= {*MAY_IMPORT, ""}
+    assert len(MODULES) > 30
+
+
+# --- arrows ---------------------------------------------------------------------------------------
+
+
+def test_arrows_point_down():
+    assert [
+        f"{module.at(found.line)} imports {found.module}"
+        for module in on(*MAY_IMPORT)
+        for found in module.imports()
+        if found.top == "w5xde" and found.home and found.home not in MAY_IMPORT[module.home]
+    ] == []
+
+
+def test_the_package_itself_imports_nothing_of_its_own_at_once():
+    [package] = on("")
+    assert [found.module for found in package.imports() if found.at_once and found.top == "w5xde"] == []
+
+
+def test_whoever_imports_the_package_itself_wants_only_its_version():
+    for module, node in every_node():
+        match node:
+            case ast.Attribute(value=ast.Name(id="w5xde"), attr=name):
+                assert name == "__version__", module.at(node.lineno)
+
+
+def test_there_is_no_circle_of_imports():
+    known = {module.name for module in MODULES if module.home}
+    arrows = {
+        module.name: {
+            name
+            for found in module.imports()
+            for name in (found.module, found.module.rpartition(".")[0])
+            if found.at_once and name in known
+        }
+        for module in MODULES
+    }
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " → ".join((*path, name))
+        if name not in done:
+            for below in arrows[name]:
+                visit(below, (*path, name))
+            done.add(name)
+
+    for name in arrows:
+        visit(name, ())
+
+
+# --- what each floor may know ---------------------------------------------------------------------
+
+
+def test_what_is_pure_knows_no_tensors_sockets_threads_or_clock():
+    assert [
+        f"{module.at(found.line)} imports {found.module}"
+        for module in on("protocol", "control", *BASE)
+        for found in module.imports()
+        if found.top in IMPURE
+    ] == []
+
+
+def test_decisions_use_the_standard_library_alone():
+    assert [
+        f"{module.at(found.line)} imports {found.module}"
+        for module in on("control")
+        for found in module.imports()
+        if found.top != "w5xde" and found.top not in sys.stdlib_module_names
+    ] == []
+
+
+def test_the_protocol_and_the_base_use_msgspec_and_nothing_else_from_outside():
+    assert [
+        f"{module.at(found.line)} imports {found.module}"
+        for module in on("protocol", *BASE)
+        for found in module.imports()
+        if found.top not in {"w5xde", "msgspec"} and found.top not in sys.stdlib_module_names
+    ] == []
+
+
+def test_arithmetic_knows_no_sockets_or_threads():
+    assert [
+        f"{module.at(found.line)} imports {found.module}"
+        for module in on("learn")
+        for found in module.imports()
+        if found.top in {"asyncio", "socket", "selectors", "threading", "subprocess", "signal"}
+    ] == []
+
+
+def test_torch_is_loaded_at_once_only_where_training_happens():
+    assert [
+        f"{module.at(found.line)} loads {found.module}"
+        for module in MODULES
+        for found in module.imports()
+        if found.top in {"torch", "numpy", "safetensors"} and found.at_once and module.home not in LOAD_TORCH
+    ] == []
+
+
+def test_decisions_draw_only_from_a_generator_that_was_handed_in():
+    for module in on("control"):
+        for found in module.imports():
+            assert found.top not in {"secrets", "uuid"}, module.at(found.line)
+            assert found.top != "random" or found.module == "random", module.at(found.line)
+        for node in ast.walk(module.tree):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="random"), attr=name)):
+                    pytest.fail(f"{module.at(node.lineno)} calls random.{name}")
+                case ast.Attribute(value=ast.Name(id="random"), attr=name):
+                    assert name == "Random", module.at(node.lineno)
+
+
+# --- what may be used nowhere ---------------------------------------------------------------------
+
+
+def test_nothing_that_could_execute_what_it_reads_is_imported():
+    assert [
+        f"{module.at(found.line)} imports {found.module}"
+        for module in MODULES
+        for found in module.imports()
+        if found.top in DANGEROUS or found.module == "torch.load"
+    ] == []
+
+
+def test_nothing_that_could_execute_what_it_reads_is_called():
+    for module, node in every_node():
+        match node:
+            case ast.Call(func=ast.Name(id="eval" | "exec" | "compile" | "__import__" as name)):
+                pytest.fail(f"{module.at(node.lineno)} calls {name}")
+            case ast.Attribute(
+                value=ast.Name(id="torch" | "builtins"), attr="load" | "eval" | "exec" as name
+            ):
+                pytest.fail(f"{module.at(node.lineno)} uses {name}")
+
+
+def test_arrays_are_read_from_files_only_with_pickling_refused():
+    for module, node in every_node():
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="np" | "numpy"), attr="load"), keywords=given):
+                allowed = {keyword.arg: ast.unparse(keyword.value) for keyword in given}
+                assert allowed.get("allow_pickle") == "False", module.at(node.lineno)
+            case ast.keyword(arg="allow_pickle", value=value):
+                assert ast.unparse(value) == "False", module.at(value.lineno)
+
+
+# --- shape ----------------------------------------------------------------------------------------
+
+
+def test_every_module_begins_by_saying_what_it_is():
+    assert [module.name for module in MODULES if not ast.get_docstring(module.tree)] == []
+
+
+def test_every_module_is_short_enough_to_be_read():
+    lengths = {module.name: len(module.text.splitlines()) for module in MODULES}
+    assert {name: lines for name, lines in lengths.items() if lines > LINES_MAX} == {}
+
+
+# --- light ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "imported", ["w5xde", "w5xde.cli", "w5xde.api", "w5xde.datasets", "w5xde.protocol.wire"]
+)
+def test_importing_it_loads_neither_torch_nor_numpy(imported):
+    code = f"import sys, {imported}; print(sorted({{'torch', 'numpy'}} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_loads_no_torch():
+    code = (
+        "import sys, contextlib\nfrom w5xde.cli import main\n"
+        "with contextlib.suppress(SystemExit):\n    main(['train', '--help'])\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -1,0 +1,272 @@
+"""Settings: flag over variable over file over default, and nonsense is told with the setting's name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import pytest
+from msgspec import Meta
+
+from w5xde.config import COMMAND_DEFAULTS, COMMAND_SETTINGS, Settings, field_types, resolve
+from w5xde.errors import UsageError
+
+COMMANDS = list(COMMAND_SETTINGS)
+
+
+def resolved(
+    arguments: dict[str, Any] | None = None,
+    environment: dict[str, str] | None = None,
+    file: str | None = None,
+    *,
+    command: str = "train",
+    folder: Path | None = None,
+) -> Settings:
+    if file is not None and folder is not None:
+        (folder / "w5xde.toml").write_text(file, encoding="utf-8")
+    return resolve(command, arguments or {}, environment=environment, folder=folder)
+
+
+def refused(*layers: Any, **keywords: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        resolved(*layers, **keywords)
+    assert caught.value.exit_code == 2
+    return "\n".join(caught.value.lines())
+
+
+# --- who wins -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", [5, None], ids=["flag", "no flag"])
+@pytest.mark.parametrize("variable", ["6", None], ids=["variable", "no variable"])
+@pytest.mark.parametrize("file", ["7", None], ids=["file", "no file"])
+def test_a_flag_beats_a_variable_beats_the_file_beats_the_default(tmp_path, flag, variable, file):
+    settings = resolved(
+        {"batch_size": flag},
+        {} if variable is None else {"W5XDE_BATCH_SIZE": variable},
+        None if file is None else f"batch-size = {file}",
+        folder=tmp_path,
+    )
+    assert settings.batch_size == int(flag or variable or file or 32)
+
+
+def test_each_setting_is_decided_on_its_own(tmp_path):
+    settings = resolved({"seed": 1}, {"W5XDE_STEPS": "2"}, "epochs = 3\nsteps = 9\nseed = 9", folder=tmp_path)
+    assert (settings.seed, settings.steps, settings.epochs, settings.batch_size) == (1, 2, 3, 32)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_has_defaults_of_its_own_that_anybody_may_override(command, tmp_path):
+    for key, value in COMMAND_DEFAULTS[command].items():
+        assert key in COMMAND_SETTINGS[command]
+        assert getattr(resolved(command=command), key) == value
+        assert getattr(resolved(file=f"{key} = 9", command=command, folder=tmp_path), key) == 9
+        assert getattr(resolved({key: 8}, command=command, folder=tmp_path), key) == 8
+
+
+def test_every_setting_can_be_given_through_every_door(tmp_path):
+    values: dict[str, Any] = {
+        "mode": "async",
+        "batch_size": 3,
+        "batches_per_step": 4,
+        "staleness": 5,
+        "clip_norm": 0.5,
+        "precision": "bf16",
+        "seed": 6,
+        "shuffle": False,
+        "steps": 7,
+        "epochs": 8,
+        "seconds": 1.5,
+        "evaluate_every": 9,
+        "data": "local",
+        "loader_workers": 2,
+        "nodes": 10,
+        "host": "0.0.0.0",
+        "port": 4444,
+        "device": "cpu",
+        "threads": 2,
+        "node_name": "apple",
+        "wait": 2.5,
+        "name": "orchard",
+        "runs": "elsewhere",
+        "log": "verbose",
+        "json": True,
+    }
+    assert set(values) == set(Settings.__struct_fields__)
+    for command, wanted in COMMAND_SETTINGS.items():
+        mine = {key: values[key] for key in wanted}
+        text = {f"W5XDE_{key.upper()}": str(value) for key, value in mine.items()}
+        toml = "\n".join(
+            f"{key.replace('_', '-')} = {str(value).lower() if isinstance(value, bool) else repr(value)}"
+            for key, value in mine.items()
+        )
+        by_flag = resolved({key: str(value) for key, value in mine.items()}, command=command)
+        by_variable = resolved({}, text, command=command)
+        by_file = resolved(file=toml, command=command, folder=tmp_path)
+        assert {key: getattr(by_flag, key) for key in wanted} == mine
+        assert by_flag == by_variable == by_file
+
+
+def test_variables_of_others_and_settings_of_other_commands_are_left_alone(tmp_path):
+    settings = resolved(
+        {}, {"PATH": "/bin", "W5XDE_STEPS": "3"}, "epochs = 4", command="join", folder=tmp_path
+    )
+    assert settings.steps is None
+    assert settings.epochs is None
+
+
+def test_underscores_in_the_file_are_as_good_as_dashes(tmp_path):
+    assert resolved(file="batch_size = 9", folder=tmp_path).batch_size == 9
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("true", True), ("0", False), ("false", False)])
+def test_a_variable_says_yes_and_no_in_the_usual_words(text, value):
+    assert resolved({}, {"W5XDE_SHUFFLE": text}).shuffle is value
+
+
+def test_no_file_no_variables_and_no_flags_give_the_defaults(tmp_path):
+    assert resolved(folder=tmp_path) == Settings()
+
+
+# --- unknown --------------------------------------------------------------------------------------
+
+
+def test_an_unknown_argument_names_the_nearest_known_one():
+    assert "unknown setting 'batchsize'. Did you mean 'batch-size'?" in refused({"batchsize": 3})
+
+
+def test_an_unknown_variable_names_the_nearest_known_one():
+    error = refused({}, {"W5XDE_BATCHSIZE": "3"})
+    assert "unknown setting W5XDE_BATCHSIZE in the environment" in error
+    assert "Did you mean 'batch-size'?" in error
+
+
+@pytest.mark.parametrize("key", ["batchsize", "batch-sise", "batch_sizes"])
+def test_an_unknown_key_of_the_file_names_the_nearest_known_one(tmp_path, key):
+    assert f"unknown setting '{key}' in w5xde.toml. Did you mean 'batch-size'?" in (
+        refused(file=f"{key} = 3", folder=tmp_path)
+    )
+
+
+def test_a_key_like_none_that_is_known_points_to_the_help(tmp_path):
+    error = refused(file="zzzzzz = 3", folder=tmp_path)
+    assert "Did you mean" not in error
+    assert "--help" in error
+
+
+def test_an_unknown_key_is_an_error_for_every_command(tmp_path):
+    (tmp_path / "w5xde.toml").write_text("batchsize = 3", encoding="utf-8")
+    for command in COMMANDS:
+        assert "Did you mean" in refused(command=command, folder=tmp_path)
+
+
+# --- nonsense -------------------------------------------------------------------------------------
+
+NONSENSE: dict[str, list[Any]] = {
+    "mode": ["both"],
+    "batch_size": [0, -1, "many", 1.5, "1.5"],
+    "batches_per_step": [0, -1, 65537, "x"],
+    "staleness": [-1, "x"],
+    "clip_norm": [0, -1.0, "inf", "nan", "x"],
+    "precision": ["fp64"],
+    "seed": [-1, 2**63, "x"],
+    "shuffle": ["perhaps"],
+    "steps": [0, -1, "x"],
+    "epochs": [0, -5, "x"],
+    "seconds": [0, -1, "x", "nan"],
+    "evaluate_every": [0, "x"],
+    "data": ["remote"],
+    "loader_workers": [-1, 65],
+    "nodes": [-1, 1001],
+    "port": [-1, 65536, "http"],
+    "threads": [0, 1025],
+    "name": ["", "../runs", "a b", "-x", "x" * 65, "[red]", "a/b", "run\n"],
+    "log": ["loud"],
+    "json": ["perhaps"],
+}
+CASES = [(key, value) for key, values in NONSENSE.items() for value in values]
+
+
+@pytest.mark.parametrize(("key", "value"), CASES, ids=[f"{key}={value!r}" for key, value in CASES])
+def test_a_bad_value_is_told_with_the_settings_name(key, value):
+    first_line = refused({key: value}).splitlines()[0]
+    assert key.replace("_", "-") in first_line
+    assert "$" not in first_line
+
+
+@pytest.mark.parametrize("name", ["../x", "a b", "node\n"])
+def test_a_bad_name_for_a_node_is_told(name):
+    assert "node name" in refused({"node_name": name}, command="join")
+
+
+@pytest.mark.parametrize("value", [-1, "nan", "soon"])
+def test_a_bad_time_to_wait_is_told(value):
+    assert "wait" in refused({"wait": value}, command="join")
+
+
+def test_a_bad_value_says_where_it_came_from(tmp_path):
+    assert "batch-size in the environment" in refused({}, {"W5XDE_BATCH_SIZE": "many"})
+    assert "batch-size in w5xde.toml" in refused(file='batch-size = "many"', folder=tmp_path)
+
+
+def test_a_bad_value_in_the_file_is_told_even_if_a_flag_would_hide_it(tmp_path):
+    assert "batch-size in w5xde.toml" in refused({"batch_size": 3}, file="batch-size = 0", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["batch-size = ", "= 3", "batch-size = 3\nbatch-size = 4", "[train]\nsteps = 3"]
+)
+def test_a_file_that_is_not_a_list_of_settings_is_told(tmp_path, text):
+    assert "w5xde.toml" in refused(file=text, folder=tmp_path)
+
+
+def test_a_file_that_is_not_text_is_told(tmp_path):
+    (tmp_path / "w5xde.toml").write_bytes(b"\xff\xfe")
+    assert "w5xde.toml cannot be read" in refused(folder=tmp_path)
+
+
+# --- the schema -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", Settings.__struct_fields__)
+def test_every_setting_has_a_description(setting):
+    annotated = field_types()[setting]
+    assert get_origin(annotated) is Annotated
+    [text] = [extra.description for extra in get_args(annotated) if isinstance(extra, Meta)]
+    assert text
+    assert text[0] == text[0].lower(), "descriptions follow a flag, so they begin in lower case"
+    assert not text.endswith(".")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_setting_of_every_command_is_in_the_schema_once(command):
+    wanted = COMMAND_SETTINGS[command]
+    assert set(wanted) <= set(Settings.__struct_fields__)
+    assert len(wanted) == len(set(wanted))
+
+
+def test_every_setting_belongs_to_a_command():
+    assert {key for wanted in COMMAND_SETTINGS.values() for key in wanted} == set(Settings.__struct_fields__)
+
+
+def test_a_step_has_eight_batches_in_sync_mode_and_one_in_async_unless_told():
+    assert Settings().step_batches == 8
+    assert Settings(mode="async").step_batches == 1
+    assert Settings(mode="async", batches_per_step=3).step_batches == 3
+
+
+def test_training_ends_after_ten_epochs_unless_something_else_says_when():
+    assert Settings().epoch_limit == 10
+    assert Settings(epochs=3, steps=5).epoch_limit == 3
+    assert Settings(steps=5).epoch_limit is None
+    assert Settings(seconds=5.0).epoch_limit is None
+
+
+def test_settings_are_checked_without_loading_torch():
+    code = "import sys; from w5xde.config import resolve; resolve('train', {}); print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "False"
