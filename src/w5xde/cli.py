@@ -180,7 +180,7 @@ def _run(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def _results_to(settings: Settings) -> Iterator[IO[str]]:
-    """With --json stdout is for the one object alone: whatever else is printed, by anybody, goes to stderr."""
+    """With --json stdout is for the one object alone: whatever else anybody prints goes to stderr."""
     if not settings.json:
         yield sys.stdout
         return

@@ -21,8 +21,8 @@ from w5xde.messages import NODE_NAME_PATTERN
 SETTINGS_FILE = "w5xde.toml"
 ENVIRONMENT_PREFIX = "W5XDE_"
 
-# A run's name is a folder's name, so it follows the rule for names that are shown anywhere.
-RUN_NAME = re.compile(NODE_NAME_PATTERN)
+# A run's name is also a folder's name; both kinds of names are shown in terminals and logs.
+SHOWN_NAME = re.compile(NODE_NAME_PATTERN)
 
 Positive = Annotated[int, Meta(ge=1)]
 
@@ -89,14 +89,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     json: Annotated[bool, Meta(description="print one JSON object with the results on stdout")] = False
 
     def __post_init__(self) -> None:
-        if self.name is not None and not RUN_NAME.match(self.name):
-            raise ValueError(
-                f"name {self.name!r} must be letters, digits, dots, dashes or underscores (at most 64)"
-            )
-        if self.node_name is not None and not RUN_NAME.match(self.node_name):
-            raise ValueError(
-                f"node name {self.node_name!r} must be letters, digits, dots, dashes or underscores (at most 64)"
-            )
+        for name in (self.name, self.node_name):
+            if name is not None and not SHOWN_NAME.match(name):
+                raise ValueError(
+                    f"name {name!r} must be letters, digits, dots, dashes or underscores (at most 64)"
+                )
         if self.batches_per_step is not None and not 1 <= self.batches_per_step <= 65536:
             raise ValueError(f"batches-per-step {self.batches_per_step} must be from 1 to 65536")
         if self.clip_norm is not None and not 0 < self.clip_norm < float("inf"):

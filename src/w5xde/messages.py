@@ -167,7 +167,7 @@ class Params(Frozen, frozen=True, tag="params"):
 
 
 class Loan(Frozen, frozen=True, array_like=True):
-    """A lease as the node sees it: batches `start..stop` of a step of `count` batches and `samples` samples."""
+    """A lease as the node sees it: batches `start..stop` of a step of `count` batches, `samples` in all."""
 
     lease: Count
     epoch: Count

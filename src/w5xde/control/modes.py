@@ -193,7 +193,7 @@ class Sync(Mode):
         return 1 << (share.bit_length() - 1)
 
     def _is_in_time(self, member: Member, work: StepWork, now: float) -> bool:
-        """Whether the member would be done with one more batch before the others were done with all of them."""
+        """Whether the member would be done with one more batch before the others were done with all."""
         mine = self.members.expected_batch_seconds(member)
         if work.failures or mine * self.members.pool_rate <= SLOW_FACTOR * len(self.members):
             return True

@@ -14,7 +14,7 @@ from w5xde.control.members import BEAT_SECONDS
 
 # A coordinator that says nothing for this long is gone; it beats every two seconds.
 COORDINATOR_SILENCE_SECONDS = 8.0
-# Waiting between attempts doubles up to the most, each time shortened by chance so that nodes do not come as one.
+# Waiting between attempts doubles up to the most, shortened by chance so that nodes do not come as one.
 RETRY_SECONDS_FIRST = 0.25
 RETRY_SECONDS_MOST = 10.0
 # Before it has ever joined, somebody sits before the screen and waits.

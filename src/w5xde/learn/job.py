@@ -75,7 +75,7 @@ def load_job(reference: str) -> Job:
     raise JobError(
         f"{place} has {len(jobs)} jobs: {', '.join(sorted(jobs))}",
         code="W5-207",
-        fix=f"name one, for example  {place}:{sorted(jobs)[0]}",
+        fix=f"name one, for example  {place}:{min(jobs)}",
     )
 
 
@@ -148,7 +148,7 @@ def _run(load: Callable[[], Any], place: str) -> Any:
         raise JobError(
             f"{place} cannot be loaded: {describe(error)}",
             code="W5-208",
-            fix="run it with python to see the whole error; training belongs under  if __name__ == '__main__':",
+            fix="run it with python to see more; training belongs under  if __name__ == '__main__':",
         ) from error
 
 

@@ -11,6 +11,7 @@ gradients in place of parameters and differences in place of buffers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -237,7 +238,7 @@ def _refuse_overlaps(tensors: dict[str, Tensor]) -> None:
             span = 1 + sum((n - 1) * abs(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
             seen.append((start, start + span * tensor.element_size(), name))
     seen.sort()
-    for (_, end, first), (start, _, second) in zip(seen, seen[1:], strict=False):
+    for (_, end, first), (start, _, second) in pairwise(seen):
         if start < end:
             raise JobError(
                 f"{first} and {second} share memory but are two tensors",

@@ -135,7 +135,7 @@ class Trainer:
         """This batch's gradients, and how it changed the buffers, as one vector."""
         vector = self._spare.pop() if self._spare else self._flat.blueprint.new_vector(self._device)
         for part, parameters in zip(vector.parts, self._gradient_groups, strict=False):
-            # An unused parameter counts as zero in the sum; whether it was unused everywhere is told beside it.
+            # An unused parameter counts as zero in the sum; that it was unused is told beside it.
             pieces = [
                 torch.zeros(p.numel(), dtype=p.dtype, device=p.device)
                 if p.grad is None

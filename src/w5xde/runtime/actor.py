@@ -7,6 +7,7 @@ same interface.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -62,10 +63,9 @@ class Actor:
         self._post(done, result)
 
     def _post(self, callback: Callable[[Any], None] | None, value: Any) -> None:
-        try:
+        # A loop that is closed already: nobody waits for this any more.
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._arrive, callback, value)
-        except RuntimeError:
-            pass  # the loop is closed: nobody waits for this any more
 
     def _arrive(self, callback: Callable[[Any], None] | None, value: Any) -> None:
         self._waiting -= 1
