@@ -187,16 +187,16 @@ class Partly(nn.Module):
 
 
 class Mixed(nn.Module):
-    """A part in bfloat16, one in float32 and a head in float64."""
+    """A part in low precision, one in float32 and a head in float64."""
 
-    def __init__(self) -> None:
+    def __init__(self, low: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
-        self.low = nn.Linear(FEATURES, 16, dtype=torch.bfloat16)
+        self.low = nn.Linear(FEATURES, 16, dtype=low)
         self.middle = nn.Linear(16, 16)
         self.head = nn.Linear(16, CLASSES, dtype=torch.float64)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        found = self.low(numbers.bfloat16()).float().tanh()
+        found = self.low(numbers.to(self.low.weight.dtype)).float().tanh()
         return self.head(self.middle(found).tanh().double())
 
 

@@ -117,9 +117,9 @@ def test_frozen_layers_keep_every_bit() -> None:
         return model
 
     def with_decay(params: Any) -> Optimizer:
-        return AdamW(params, lr=0.01, weight_decay=0.5)
+        return SGD(params, lr=0.1, momentum=0.9, weight_decay=0.5)
 
-    trained = check_equivalence(make(half_frozen, optimizer=with_decay), settings(), within=2e-5)
+    trained = check_equivalence(make(half_frozen, optimizer=with_decay), settings())
     assert torch.equal(
         trained.module.get_parameter("0.weight"), _initial(half_frozen).get_parameter("0.weight")
     )
@@ -156,14 +156,17 @@ def _initial(model: Any) -> nn.Module:
     return model()
 
 
-# Five gradients of bfloat16 added in another order round differently by 2**-9 each time; what comes after
-# that layer sees the difference, weakened by its own weights.
-def test_several_dtypes_are_each_added_in_their_own() -> None:
-    bounds = {"low__weight": 2**-6, "low__bias": 2**-6, "middle__bias": 1e-3, "head__bias": 1e-3}
-    check_equivalence(make(jobs.Mixed), settings(), within=1e-3, **bounds)
+def test_single_and_double_precision_are_each_added_in_their_own() -> None:
+    check_equivalence(make(lambda: jobs.Mixed(torch.float32)), settings(clip_norm=0.5))
 
 
-def test_several_dtypes_in_one_batch_per_step_leave_no_order_to_differ_in() -> None:
+# Gradients of bfloat16 that are added in another order are rounded otherwise, by 2**-9 each time; the layers
+# after it see that difference, weakened by its own weights.
+def test_half_precision_differs_by_its_own_rounding_only() -> None:
+    check_equivalence(make(jobs.Mixed), settings(), within=1e-4, low__weight=2**-8, low__bias=2**-8)
+
+
+def test_half_precision_with_one_batch_per_step_has_no_order_to_differ_in() -> None:
     check_equivalence(make(jobs.Mixed), settings(batches_per_step=1, clip_norm=0.5))
 
 
@@ -219,8 +222,8 @@ def test_adam_in_double_precision_is_the_plain_loops(kind: type[Optimizer]) -> N
     check_equivalence(job, settings(epochs=4))
 
 
-# Adam divides by the size of the gradient: where a gradient is nothing but rounding, its first step is as
-# long as any other. Ten steps of 0.01 keep such an element within the norm of its tensor by this much.
+# Adam divides by the size of the gradient: where that is nothing but rounding, its step is as long as any
+# other. None of these gradients is so small here, but whether one is depends on how a processor rounds.
 @pytest.mark.parametrize("kind", [Adam, AdamW])
 def test_adam_in_single_precision_differs_only_where_a_gradient_is_rounding(kind: type[Optimizer]) -> None:
     job = make(mlp(), optimizer=lambda params: kind(params, lr=0.01))

@@ -48,15 +48,12 @@ def test_a_loss_of_shape_one_counts_as_a_scalar() -> None:
     assert train_in_pool(job, settings(), nodes=2, seed=0).sha256 == plain.sha256
 
 
-# Under autocast the forward pass rounds to bfloat16, the same way here and there; only the order in which
-# float32 gradients are added differs. A difference of one float32 bit may tip a later rounding to
-# bfloat16, which is worth 2**-9 of one activation.
+# Sharp although autocast is coarse: gradients come rounded to bfloat16, and a handful of those is added
+# in float32 without any further rounding.
 def test_bf16_autocast() -> None:
-    check_equivalence(make(mlp(lambda: nn.LayerNorm(16))), settings(precision="bf16"), within=1e-4)
-
-
-def test_bf16_autocast_with_one_batch_per_step_is_exact() -> None:
-    check_equivalence(make(mlp(lambda: nn.LayerNorm(16))), settings(precision="bf16", batches_per_step=1))
+    job = make(mlp(lambda: nn.LayerNorm(16)))
+    trained = check_equivalence(job, settings(precision="bf16"))
+    assert trained.sha256 != train_in_pool(job, settings(), nodes=1, seed=0).sha256
 
 
 @pytest.mark.parametrize("data", [jobs.points, jobs.Records, jobs.Noisy])

@@ -313,7 +313,7 @@ def test_any_dtype_a_peer_may_name_gives_a_tensor_or_the_peers_error(name):
     offset=st.sampled_from([0, 1, 8, 16, 60, 64, 65, 2**62 - 1]),
     requires_grad=st.booleans(),
 )
-@settings(max_examples=1000, deadline=None, derandomize=True, database=None)
+@settings(max_examples=400, deadline=None, derandomize=True, database=None)
 def test_any_description_gives_a_tensor_or_the_peers_error(dtype, shape, offset, requires_grad):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -359,6 +359,6 @@ _VALUES = st.recursive(
 
 
 @given(value=_VALUES, before=st.sampled_from([0, 16, 4096]))
-@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
 def test_any_nesting_arrives_as_it_was_sent(value, before):
     assert same(sent(value, before), value)

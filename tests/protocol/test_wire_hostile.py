@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.protocol.streams import ROOMY, WORDS, around, feed, feed_cut, head, written
 from w5xde.errors import RemoteProtocolError
-from w5xde.messages import Beat, Hello, Params, Update
+from w5xde.messages import Beat, Params, Update
 from w5xde.protocol.wire import GREETING_LIMITS, HEADER_BYTES, Decoder, encode
 
 HELLO = {"type": "hello", "protocol": 1, "package": "0.1.0", "name": "apple"}
@@ -151,9 +151,9 @@ def decoded_or_refused(data: bytes, chance: random.Random, limits=ROOMY) -> bool
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
-    """One to four small accidents: bytes changed, lost, repeated or from elsewhere."""
+    """One to three small accidents: bytes changed, lost, repeated or from elsewhere."""
     buffer = bytearray(data)
-    for _ in range(chance.randint(1, 4)):
+    for _ in range(chance.choice((1, 1, 2, 3))):
         at = chance.randrange(len(buffer))
         size = chance.choice((1, 1, 1, 2, 4, 30))
         match chance.randrange(5):
@@ -172,14 +172,14 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=3000, deadline=None, derandomize=True, database=None)
+@settings(max_examples=2000, deadline=None, derandomize=True, database=None)
 def test_a_damaged_stream_gives_frames_or_the_peers_error(seed):
     chance = random.Random(seed)
     decoded_or_refused(mutated(VALID, chance), chance)
 
 
 @given(seed=st.integers(0, 2**32), kind=st.sampled_from([*WORDS]))
-@settings(max_examples=3000, deadline=None, derandomize=True, database=None)
+@settings(max_examples=2000, deadline=None, derandomize=True, database=None)
 def test_a_damaged_message_in_a_sound_frame_gives_a_frame_or_the_peers_error(seed, kind):
     chance = random.Random(seed)
     meta = mutated(encode(WORDS[kind])[HEADER_BYTES:], chance)
@@ -215,9 +215,9 @@ def test_any_value_in_any_field_gives_a_frame_or_the_peers_error(word, values, s
 
 
 def test_the_accidents_are_neither_all_harmless_nor_all_fatal():
-    outcomes = []
-    for seed in range(300):
-        chance = random.Random(seed)
-        meta = mutated(encode(WORDS[Hello])[HEADER_BYTES:], chance)
-        outcomes.append(decoded_or_refused(around(meta), chance))
-    assert 10 < sum(outcomes) < 290
+    survived = 0
+    for seed in range(100):
+        for word in WORDS.values():
+            chance = random.Random(seed)
+            survived += decoded_or_refused(around(mutated(encode(word)[HEADER_BYTES:], chance)), chance)
+    assert 20 < survived < 100 * len(WORDS) / 2
