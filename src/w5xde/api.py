@@ -92,9 +92,9 @@ def serve(job: Job | str, *, callbacks: Iterable[Callback] = (), **settings: Any
     return run_coordinator(job, _resolve("serve", settings), callbacks)
 
 
-def join(address: str, job: Job | str, **settings: Any) -> NodeReport:
+def join(address: str, job: Job | str, *, callbacks: Iterable[Callback] = (), **settings: Any) -> NodeReport:
     """Work for the coordinator at `host:port` until its run is over."""
-    return run_node_at(address, job, _resolve("join", settings))
+    return run_node_at(address, job, _resolve("join", settings), callbacks)
 
 
 # --- the coordinator ------------------------------------------------------------------------------
@@ -202,7 +202,11 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def run_node_at(
-    address: str, job: Job | str, settings: Settings, watcher: Watcher | None = None
+    address: str,
+    job: Job | str,
+    settings: Settings,
+    callbacks: Iterable[Callback] = (),
+    watcher: Watcher | None = None,
 ) -> NodeReport:
     """One node, with settings that are already checked."""
     host, port = parse_address(address)
@@ -210,7 +214,7 @@ def run_node_at(
     from w5xde.runtime.node import Node
 
     watch = watcher or Watcher()
-    node = Node(named.job, host, port, settings, watch.node_note)
+    node = Node(named.job, host, port, settings, watch.node_note, callbacks)
     report: list[NodeReport] = []
 
     async def work() -> None:

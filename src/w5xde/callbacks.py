@@ -1,4 +1,4 @@
-"""Callbacks: what a program can hear of a run while it goes on."""
+"""Callbacks: what a program can hear of a run, or of its node's part in one, while it goes on."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Any
 
 
 class Callback:
-    """Override what you want to hear of. Calls come from the coordinator's loop, so be brief.
+    """Override what you want to hear of. Calls come from the loop that trains, so be brief.
 
-    `run` is a `w5xde.RunStatus`: how far the run is, its rates and its nodes.
+    `run` is a `w5xde.RunStatus`: how far the run is, its rates and its nodes. A callback that raises is not
+    called again, and training goes on.
     """
 
     def on_start(self, run: Any) -> None:
@@ -25,6 +26,9 @@ class Callback:
 
     def on_node_leave(self, run: Any, node: str, reason: str) -> None:
         """A node left, or was lost."""
+
+    def on_work(self, node: Any, batches: int, loss: float) -> None:
+        """At a node: it computed some batches, with this mean loss. `node` tells what it did so far."""
 
     def on_end(self, run: Any, summary: dict[str, Any]) -> None:
         """The run is over; `summary` is what --json prints."""

@@ -16,7 +16,8 @@ from w5xde.control import events as ev
 from w5xde.control.coordinator import TICK_SECONDS, CoordinatorCore
 from w5xde.control.leases import Lease
 from w5xde.control.members import SILENCE_SECONDS, STALL_SECONDS
-from w5xde.control.modes import ATTEMPTS_MAX, WINDOW_LEASES
+from w5xde.control.modes import WINDOW_LEASES
+from w5xde.control.work import ATTEMPTS_MAX
 from w5xde.tree import PairwiseTree, Span, is_aligned
 
 # A sum is a pair of sums, or a batch: (epoch, batch, version of the parameters it was computed on).

@@ -171,7 +171,7 @@ class NodeCore:
         self.has_joined = False
         self.is_over = False
         self._is_connected = False
-        self._is_ready = False
+        self._may_beat = False
         self._is_leaving = False
         self._attempts = 0
         self._alone_since: float | None = None
@@ -198,11 +198,12 @@ class NodeCore:
             case Lost():
                 return self._lost(event.reason, now)
             case Welcomed():
+                self._may_beat = True
                 return [Check()]
             case Checked():
                 if not self._is_connected:
                     return []
-                self._is_ready = self.has_joined = True
+                self.has_joined = True
                 self._attempts, self._alone_since = 0, None
                 return [SayReady()]
             case Given():
@@ -247,7 +248,7 @@ class NodeCore:
             return []
         if now - self._heard_at > COORDINATOR_SILENCE_SECONDS:
             return [Hang(f"the coordinator was silent for {now - self._heard_at:.0f} s")]
-        if now - self._beat_at >= BEAT_SECONDS and self._is_ready:
+        if now - self._beat_at >= BEAT_SECONDS and self._may_beat:
             self._beat_at = now
             return [SayBeat()]
         return []
@@ -256,7 +257,7 @@ class NodeCore:
         # Leases of a broken connection are void: the coordinator has lent them again.
         self._queue.clear()
         self.cancelled.clear()
-        self._is_connected = self._is_ready = False
+        self._is_connected = self._may_beat = False
         if self._alone_since is None:
             self._alone_since = now
         return self._retry(reason, now)

@@ -193,6 +193,7 @@ class Coordinator:
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
             self._reception.beat()
+            self._reception.hurry(now)
         self._count(now)
         if now >= self._next_row and self._core.started_at is not None:
             self._next_row = now + METRICS_SECONDS

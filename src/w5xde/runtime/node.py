@@ -10,13 +10,14 @@ import dataclasses
 import platform
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import w5xde
+from w5xde.callbacks import Callback
 from w5xde.config import Settings
 from w5xde.control import node as nd
 from w5xde.errors import JoinError, TrainingError, W5xdeError
@@ -84,12 +85,14 @@ class Node:
         port: int,
         settings: Settings,
         note: Callable[[str, str], None] = lambda kind, text: None,
+        callbacks: Iterable[Callback] = (),
     ) -> None:
         self._job = job
         self._host, self._port = host, port
         self._settings = settings
         self._device = choose_device(settings.device)
         self._note = note
+        self._callbacks = list(callbacks)
         self.report = NodeReport(name=settings.node_name or _host_name())
         self._core = nd.NodeCore(random.Random(), settings.wait)
         self._connection: Connection | None = None
@@ -348,8 +351,16 @@ class Node:
         for loan, answer in zip(work.loans, answers, strict=True):
             if not answer.dropped and not answer.failure:
                 self.report.batches += loan.stop - loan.start
-                samples = sum(batch.samples for batch in loan.batches)
-                self.report.loss = answer.loss_sum / samples
+                loss = self.report.loss = answer.loss_sum / sum(batch.samples for batch in loan.batches)
+                self._tell(loan.stop - loan.start, loss)
+
+    def _tell(self, batches: int, loss: float) -> None:
+        for callback in list(self._callbacks):
+            try:
+                callback.on_work(self.report, batches, loss)
+            except Exception as error:
+                self._callbacks.remove(callback)
+                self._note("callback failed", f"a callback failed and is not called again: {describe(error)}")
 
 
 def _host_name() -> str:

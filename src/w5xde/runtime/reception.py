@@ -35,7 +35,7 @@ from w5xde.runtime.transport import Connection
 UPDATE_META_BYTES_MAX = 1024 * 1024
 # Unfinished greetings at one time; more are strangers who fill our memory.
 UNNAMED_MAX = 64
-GREETING_SECONDS = 60.0
+GREETING_SECONDS = 10.0
 PARTING_SECONDS = 2.0
 
 
@@ -53,6 +53,7 @@ class Peer:
     version_asked: int = -1
     # Works on their way: (leases, batches, when sent); answers come in the same order.
     works: deque[tuple[list[int], int, float]] = field(default_factory=deque)
+    heard_at: float = 0.0
     answered_at: float = 0.0
     frame_leases: int = 1
 
@@ -105,7 +106,7 @@ class Reception:
 
     def beat(self) -> None:
         for peer in self._peers.values():
-            if peer.is_ready:
+            if peer.connection.session.may_say(Beat):
                 peer.connection.send(Beat())
 
     def allow_leases(self, peer: Peer, leases: int) -> None:
@@ -123,8 +124,8 @@ class Reception:
             if self._is_closing or len(self._unnamed) >= UNNAMED_MAX:
                 connection.abort()
                 return
+            peer.heard_at = asyncio.get_running_loop().time()
             self._unnamed.add(peer)
-            asyncio.get_running_loop().call_later(GREETING_SECONDS, self._hurry, peer)
 
         def heard(connection: Connection, message: Message, body: bytearray) -> None:
             self._heard(peer, message, body)
@@ -135,12 +136,16 @@ class Reception:
         peer = Peer(Connection(COORDINATOR, opened=opened, heard=heard, lost=lost))
         return peer.connection
 
-    def _hurry(self, peer: Peer) -> None:
-        if not peer.is_ready and not peer.is_gone:
-            self.part(peer, f"it did not finish its greeting within {GREETING_SECONDS:.0f} s")
-            peer.connection.abort()
+    def hurry(self, now: float) -> None:
+        """Part with those who began to greet and then said nothing. Building a model may take long: nodes
+        beat meanwhile."""
+        for peer in self._everybody():
+            if not peer.is_ready and now - peer.heard_at > GREETING_SECONDS:
+                self.part(peer, f"it said nothing for {GREETING_SECONDS:.0f} s")
+                peer.connection.abort()
 
     def _heard(self, peer: Peer, message: Message, body: bytearray) -> None:
+        peer.heard_at = asyncio.get_running_loop().time()
         if peer.is_ready:
             self._host.heard_from(peer)
         if isinstance(message, Update):
