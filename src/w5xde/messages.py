@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 PROTOCOL_VERSION = 1
 
 # Names are shown in terminals and logs, so they hold nothing that could be read as markup or a path.
-NODE_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+NODE_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
 
 NodeName = Annotated[str, Meta(pattern=NODE_NAME_PATTERN)]
 Text = Annotated[str, Meta(max_length=4096)]

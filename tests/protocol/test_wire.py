@@ -244,10 +244,3 @@ def test_the_documented_update_is_what_we_write_and_read():
     body = example("update")[-64:]
     assert written([(update, body)]).hex(" ") == example("update").hex(" ")
     assert feed(Decoder(ROOMY), example("update")) == [(update, body)]
-
-
-def test_the_documented_limits_of_a_greeting_are_those_in_force():
-    text = DOCUMENT.read_text(encoding="utf-8")
-    assert (
-        f"| before `Ready` | {GREETING_LIMITS.meta_bytes_max:,} | {GREETING_LIMITS.body_bytes_max} |" in text
-    )

@@ -196,8 +196,7 @@ class World:
         if self.now >= self._beat_at:
             self._beat_at = self.now + BEAT_SECONDS
             for line in self._peers.values():
-                if line.is_ready:
-                    line.to_node(line.machine.heard)
+                line.to_node(line.machine.heard)
 
     def _discover(self, epoch: int, batch: int) -> None:
         """The stream gives its next batch, or says that the epoch is over."""

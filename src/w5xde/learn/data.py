@@ -57,13 +57,13 @@ class MapSource:
     def read_indices(self, indices: torch.Tensor, seed: int) -> Any:
         """The batch of these samples, read under this seed."""
         dataset = self._dataset
-        if isinstance(dataset, TensorDataset):
+        if type(dataset) is TensorDataset:  # a subclass may do more in its __getitem__
             # What default_collate would give, at a tenth of the cost; nothing random in it.
             return [tensor[indices] for tensor in dataset.tensors]
         if self.draws:
             seed_everything(seed)
         chosen = indices.tolist()
-        return collate(lambda: _fetch(dataset, chosen))
+        return collate(_read(lambda: _fetch(dataset, chosen)))
 
     def _order(self, epoch: int) -> torch.Tensor:
         order = self._orders.get(epoch)
@@ -104,19 +104,15 @@ class StreamSource:
 
     def epoch(self, epoch: int) -> Iterator[tuple[int, Any]]:
         """`(samples, batch)` for each batch of an epoch."""
-        items = iter(self._dataset)
+        items = _read(lambda: iter(self._dataset))
         batch = 0
         while True:
             if self.draws:
                 seed_everything(batch_seed(self._seed, epoch, batch))
-            rows: list[Any] = []
-            for item in items:
-                rows.append(item)
-                if len(rows) == self._batch_size:
-                    break
+            rows = _read(lambda: list(itertools.islice(items, self._batch_size)))
             if not rows:
                 return
-            yield len(rows), collate(lambda rows=rows: rows)  # type: ignore[misc]
+            yield len(rows), collate(rows)
             batch += 1
 
 
@@ -164,19 +160,23 @@ def _length(dataset: Any) -> int:
 
 
 def _fetch(dataset: Any, chosen: list[int]) -> list[Any]:
-    while isinstance(dataset, Subset):
+    while type(dataset) is Subset:
         chosen = [dataset.indices[i] for i in chosen]
         dataset = dataset.dataset
     many = getattr(dataset, "__getitems__", None)
     return list(many(chosen)) if many is not None else [dataset[i] for i in chosen]
 
 
-def collate(fetch: Any) -> Any:
-    """Samples as one batch; what goes wrong is told in the words of the data set."""
+def _read(call: Callable[[], Any]) -> Any:
+    """Whatever the user's data set raises is told as its own failure."""
     try:
-        rows = fetch()
+        return call()
     except Exception as error:
         raise JobError(f"the data set failed: {describe(error)}", code="W5-203") from error
+
+
+def collate(rows: list[Any]) -> Any:
+    """Samples as one batch; what goes wrong is told in the words of the data set."""
     try:
         return default_collate(rows)
     except TypeError as error:

@@ -118,38 +118,45 @@ def _load_file(place: str) -> ModuleType:
         raise JobError(f"{place} is not a Python file", code="W5-206", fix="give a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
-    _run(lambda: spec.loader.exec_module(module), place)  # type: ignore[union-attr]
+    try:
+        spec.loader.exec_module(module)
+    except W5xdeError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _cannot_load(place, error) from error
     return module
 
 
 def _load_module(place: str, reference: str) -> ModuleType:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
+    unknown = JobError(
+        f"there is no job {reference!r}: neither a file nor a module of that name",
+        code="W5-206",
+        fix="name a file (train.py), a job in it (train.py:job) or a module (package.module:job)",
+    )
+    if not all(part.isidentifier() for part in place.split(".")):
+        raise unknown
     try:
-        found = importlib.util.find_spec(place)
-    except (ImportError, ValueError):
-        found = None
-    if found is None:
-        raise JobError(
-            f"there is no job {reference!r}: neither a file nor a module of that name",
-            code="W5-206",
-            fix="name a file (train.py), a job in it (train.py:job) or a module (package.module:job)",
-        )
-    module: ModuleType = _run(lambda: importlib.import_module(place), place)
-    return module
-
-
-def _run(load: Callable[[], Any], place: str) -> Any:
-    try:
-        return load()
+        module: ModuleType = importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        # Only what was asked for may be missing; what it imports itself is another story.
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise _cannot_load(place, error) from error
+        raise unknown from None
     except W5xdeError:
         raise
     except (Exception, SystemExit) as error:
-        raise JobError(
-            f"{place} cannot be loaded: {describe(error)}",
-            code="W5-208",
-            fix="run it with python to see more; training belongs under  if __name__ == '__main__':",
-        ) from error
+        raise _cannot_load(place, error) from error
+    return module
+
+
+def _cannot_load(place: str, error: BaseException) -> JobError:
+    return JobError(
+        f"{place} cannot be loaded: {describe(error)}",
+        code="W5-208",
+        fix="run it with python to see more; training belongs under  if __name__ == '__main__':",
+    )
 
 
 def describe(error: BaseException) -> str:

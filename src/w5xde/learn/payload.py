@@ -6,6 +6,7 @@ ever executed: a description says where each tensor lies in the body, and that i
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from w5xde.messages import Bytes, DictOf, Item, ListOf, TensorAt, TupleOf, Value
 
 # Enough for every dtype that torch loads in one piece.
 ALIGNMENT_BYTES = 16
+# Deeper than anybody nests a batch, and far from what Python can follow.
+DEPTH_MAX = 32
 
 
 class Packer:
@@ -27,32 +30,27 @@ class Packer:
         self.pieces: list[memoryview] = []
         self.body_bytes = 0
 
-    def pack(self, value: Any, where: str = "the batch") -> Item:
+    def pack(self, value: Any, where: str = "the batch", depth: int = 0) -> Item:
         """Describe a value and keep its tensors' bytes."""
         if isinstance(value, Tensor):
             return self._pack_tensor(value, where)
-        if value is None or isinstance(value, (bool, float, str)):
-            return Value(value)
-        if isinstance(value, bytes):
-            return Bytes(value)
-        if isinstance(value, int):
-            if not -(2**63) <= value < 2**64:
-                raise _unsendable(where, "an integer of more than 64 bits")
-            return Value(value)
+        if depth > DEPTH_MAX:
+            raise _unsendable(where, f"lists or dicts nested more than {DEPTH_MAX} deep")
         kind = type(value)
         if kind is list:
-            return ListOf([self.pack(item, f"{where}[{i}]") for i, item in enumerate(value)])
+            return ListOf([self.pack(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)])
         if kind is tuple:
-            return TupleOf([self.pack(item, f"{where}[{i}]") for i, item in enumerate(value)])
+            return TupleOf([self.pack(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)])
         if isinstance(value, dict):
-            for key in value:
-                if not isinstance(key, (str, int, float, bool)) and key is not None:
-                    raise _unsendable(where, f"a key of type {type(key).__name__}")
-            return DictOf(list(value), [self.pack(item, f"{where}[{key!r}]") for key, item in value.items()])
-        if isinstance(value, (np.ndarray, np.generic)) and np.asarray(value).dtype.kind in "biufc":
+            keys = [_plain(key, where, "a key of type") for key in value]
+            items = [self.pack(item, f"{where}[{key!r}]", depth + 1) for key, item in value.items()]
+            return DictOf(keys, items)
+        is_numpy = isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, float)
+        if is_numpy and value.dtype.kind in "biufc":
             return self._pack_tensor(torch.as_tensor(np.asarray(value)), where)
-        module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-        raise _unsendable(where, f"a {module}{kind.__qualname__}")
+        if isinstance(value, bytes):
+            return Bytes(bytes(value))
+        return Value(_plain(value, where, "a"))
 
     def _pack_tensor(self, tensor: Tensor, where: str) -> TensorAt:
         if tensor.layout is not torch.strided or tensor.is_quantized:
@@ -70,6 +68,25 @@ class Packer:
         return TensorAt(dtype_name(tensor.dtype), tuple(tensor.shape), at, tensor.requires_grad)
 
 
+def _plain(value: Any, where: str, what: str) -> bool | int | float | str | None:
+    """A number or a string as Python's own kind: numpy's and users' kinds do not travel as such."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**64:
+            raise _unsendable(where, "an integer of more than 64 bits")
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise _unsendable(where, "a string that is not valid Unicode")
+        return str.__str__(value)
+    kind = type(value)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    raise _unsendable(where, f"{what} {module}{kind.__qualname__}")
+
+
 def _unsendable(where: str, what: str) -> JobError:
     return JobError(
         f"{where} holds {what}, which cannot be sent",
@@ -79,30 +96,33 @@ def _unsendable(where: str, what: str) -> JobError:
     )
 
 
-def unpack(item: Item, body: bytearray | memoryview, offset: int = 0) -> Any:
+def unpack(item: Item, body: bytearray | memoryview, offset: int = 0, depth: int = 0) -> Any:
     """Build the value that an item describes, with tensors of its own."""
     if isinstance(item, TensorAt):
         return _unpack_tensor(item, body, offset)
     if isinstance(item, (Value, Bytes)):
         return item.value
+    if depth > DEPTH_MAX:
+        raise RemoteProtocolError(f"a batch nested more than {DEPTH_MAX} deep", code="W5-120")
+    parts = [unpack(part, body, offset, depth + 1) for part in item.items]
     if isinstance(item, ListOf):
-        return [unpack(part, body, offset) for part in item.items]
+        return parts
     if isinstance(item, TupleOf):
-        return tuple(unpack(part, body, offset) for part in item.items)
-    if len(item.keys) != len(item.items):
+        return tuple(parts)
+    if len(item.keys) != len(parts):
         raise RemoteProtocolError("a dict with more keys than values, or fewer", code="W5-120")
-    return {key: unpack(part, body, offset) for key, part in zip(item.keys, item.items, strict=True)}
+    return dict(zip(item.keys, parts, strict=True))
 
 
 def _unpack_tensor(item: TensorAt, body: bytearray | memoryview, offset: int) -> Tensor:
     dtype = DTYPES.get(item.dtype)
     if dtype is None:
         raise RemoteProtocolError(f"a tensor of unknown dtype {item.dtype!r}", code="W5-120")
-    count = 1
-    for size in item.shape:
-        count *= size
+    count = math.prod(item.shape)
     start = offset + item.offset
-    if start + count * dtype.itemsize > len(body) or start % dtype.itemsize:
+    # Also without its zeros a shape must be one that fits into memory, or torch cannot make it.
+    extent = math.prod(size or 1 for size in item.shape) * dtype.itemsize
+    if extent >= 2**62 or start + count * dtype.itemsize > len(body) or start % dtype.itemsize:
         raise RemoteProtocolError(f"a tensor of shape {item.shape} beyond the end of its body", code="W5-120")
     if count == 0:
         tensor = torch.empty(item.shape, dtype=dtype)

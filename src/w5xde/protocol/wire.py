@@ -155,6 +155,6 @@ class Decoder:
 def _read_message(meta: memoryview) -> Message:
     try:
         message: Message = _decoder.decode(meta)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"a message that makes no sense: {error}", code="W5-120") from None
     return message

@@ -54,6 +54,8 @@ from w5xde.tree import Span, batch_seed
 NODE_LIMITS = Limits(meta_bytes_max=64 * 1024 * 1024, body_bytes_max=2**36)
 # Work that takes longer than this is done on a thread, so that the loop keeps beating.
 INLINE_WORK_SECONDS = 0.02
+# A reason must fit into a greeting's limit even if each character takes four bytes.
+REASON_CHARACTERS = 900
 
 
 @dataclass(slots=True)
@@ -128,7 +130,7 @@ class Node:
         if connection is None:
             return
         if connection.session.may_say(Leave):
-            connection.send(Leave(str(self._refusal or "")[:4000]))
+            connection.send(Leave(str(self._refusal or "")[:REASON_CHARACTERS]))
         connection.close()
         for _ in range(100):
             if self._connection is None:

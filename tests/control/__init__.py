@@ -1,0 +1,1 @@
+"""Tests of the decisions: no sockets, no tensors, no clock."""

@@ -1,0 +1,199 @@
+"""Stories: conversations with the real CoordinatorCore, told as text and compared as text.
+
+    run mode=sync samples=4 step=2
+    join a                  → "a joined"
+                            → lend a #1: batch 0 (step 0, v0)
+    answer a #1             → fold #1
+
+Left of the arrow is what happens, right of it what the core wants, one effect a line. Leases are numbered
+from #1. Time stands still except for `advance` (ticks come, everybody who is not muted beats) and `sleep`
+(the coordinator itself is stopped: nobody is heard, no tick comes).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from w5xde.control import events as ev
+from w5xde.control.coordinator import TICK_SECONDS, CoordinatorCore, CoreSettings
+from w5xde.control.leases import INCARNATION_SHIFT, Lease
+from w5xde.control.plan import Plan
+from w5xde.tree import Span
+
+ARROW = "→"
+COLUMN_MIN = 24
+UNITS = {"ms": 0.001, "s": 1.0, "h": 3600.0}
+# What an answer says of a batch where the story does not.
+BATCH_SECONDS = 0.1
+
+
+def retold(text: str) -> str:
+    """The story with the effects that the core really wants."""
+    events = [line.split(ARROW)[0].strip() for line in text.splitlines()]
+    told = [
+        (event, is_event)
+        for event, line in zip(events, text.splitlines(), strict=True)
+        for is_event in [bool(event) and not event.startswith(("#", "run "))]
+        if event or ARROW not in line
+    ]
+    column = max([COLUMN_MIN, *(len(event) + 1 for event, is_event in told if is_event)])
+    teller = Teller(next((event for event, _ in told if event.startswith("run ")), "run"))
+    lines: list[str] = []
+    for event, is_event in told:
+        if not is_event:
+            lines.append(event)
+            continue
+        effects = list(teller.tell(event)) or ["nothing"]
+        lines += [f"{left:{column}}{ARROW} {right}" for left, right in zip([event] + [""] * len(effects), effects)]
+    return "\n".join(lines) + "\n"
+
+
+class Teller:
+    """Understands the words of a story and asks the core."""
+
+    def __init__(self, header: str) -> None:
+        given = dict(word.split("=", 1) for word in header.split()[1:])
+        samples = given.pop("samples", "8")
+        steps, epochs, seconds = given.pop("steps", None), given.pop("epochs", "1"), given.pop("seconds", None)
+        self.core = CoordinatorCore(
+            Plan(
+                step_batches=int(given.pop("step", "4")),
+                epoch_limit=None if epochs == "any" else int(epochs),
+                step_limit=None if steps is None else int(steps),
+                samples=None if samples == "unknown" else int(samples),
+                batch_size=int(given.pop("size", "1")),
+            ),
+            CoreSettings(
+                mode=given.pop("mode", "sync"),
+                staleness=int(given.pop("staleness", "64")),
+                seconds=None if seconds is None else float(seconds),
+                evaluates=given.pop("evaluates", "no") == "yes",
+            ),
+        )
+        if given:
+            raise ValueError(f"a run knows nothing of {', '.join(given)}")
+        self.now = 100.0
+        self._epoch = 0
+        self._muted: list[str] = []
+        self._applying: deque[int] = deque()
+        self._words: dict[str, Callable[[list[str]], Iterator[str]]] = {
+            "join": lambda words: self._say(ev.Joined(words[0])),
+            "leave": lambda words: self._say(ev.Left(words[0], " ".join(words[1:]))),
+            "answer": self._answer,
+            "fail": lambda words: self._say(ev.Failed(words[0], lease(words[1]), " ".join(words[2:]))),
+            "drop": lambda words: self._say(ev.Dropped(words[0], lease(words[1]))),
+            "stepped": self._stepped,
+            "discover": self._discover,
+            "broke": lambda words: self._say(ev.Broke(" ".join(words))),
+            "stop": lambda words: self._say(ev.Stop(" ".join(words))),
+            "mute": self._mute,
+            "advance": self._advance,
+            "sleep": self._sleep,
+            "tick": lambda words: self._say(ev.Ticked()),
+        }
+
+    def tell(self, event: str) -> Iterator[str]:
+        """What the core wants because of this, in the words of the story."""
+        word, *words = event.split()
+        if word not in self._words:
+            raise ValueError(f"a story knows no '{word}', only {', '.join(self._words)}")
+        return self._words[word](words)
+
+    def _say(self, event: ev.Event) -> Iterator[str]:
+        effects = self.core.handle(event, self.now)
+        self.core.check()
+        for effect in effects:
+            if isinstance(effect, ev.Step):
+                self._applying.append(effect.plan.index)
+            yield in_words(effect)
+
+    def _answer(self, words: list[str]) -> Iterator[str]:
+        """`answer a #1` or `answer a #1 in 200ms`: how long each of its batches took."""
+        node, number, *rest = words
+        self.core.members.heard(node, self.now)
+        return self._say(ev.Answered(node, lease(number), seconds(rest[1]) if rest else BATCH_SECONDS))
+
+    def _stepped(self, words: list[str]) -> Iterator[str]:
+        if not self._applying:
+            raise ValueError("no step is being applied")
+        return self._say(ev.Stepped(self._applying.popleft()))
+
+    def _discover(self, words: list[str]) -> Iterator[str]:
+        """`discover 2 2 1 end`: a stream gives batches of these sizes, and its epoch ends."""
+        for word in words:
+            yield from self._say(ev.Discovered(self._epoch, 0 if word == "end" else int(word)))
+            self._epoch += word == "end"
+
+    def _mute(self, words: list[str]) -> Iterator[str]:
+        self._muted += words
+        return iter(())
+
+    def _advance(self, words: list[str]) -> Iterator[str]:
+        began = self.now
+        ticks = round(seconds(words[0]) / TICK_SECONDS)
+        for tick in range(1, ticks + 1):
+            self.now = began + tick * TICK_SECONDS
+            for member in self.core.members:
+                if member.name not in self._muted:
+                    self.core.members.heard(member.name, self.now)
+            for told in self._say(ev.Ticked()):
+                yield f"{self.now - began:.1f}s: {told}"
+
+    def _sleep(self, words: list[str]) -> Iterator[str]:
+        self.now += seconds(words[0])
+        return iter(())
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def seconds(word: str) -> float:
+    found = re.fullmatch(r"([\d.]+)(ms|s|h)", word)
+    if found is None:
+        raise ValueError(f"{word} is no time: write 200ms, 7s or 1h")
+    return float(found[1]) * UNITS[found[2]]
+
+
+def lease(word: str) -> int:
+    return (1 << INCARNATION_SHIFT) + int(word.removeprefix("#"))
+
+
+def short(number: int) -> str:
+    return f"#{number & ((1 << INCARNATION_SHIFT) - 1)}"
+
+
+def shortened(text: str) -> str:
+    return re.sub(r"\d{12,}", lambda found: short(int(found[0])), text)
+
+
+def batches(span: Span) -> str:
+    return f"batch {span.start}" if span.count == 1 else f"batches {span.start}–{span.stop - 1}"
+
+
+def lent(given: Lease) -> str:
+    return f"{short(given.id)}: {batches(given.span)} (step {given.step.index}, v{given.version})"
+
+
+def in_words(effect: ev.Effect) -> str:
+    match effect:
+        case ev.Assign():
+            return f"lend {effect.node} {', '.join(map(lent, effect.leases))}"
+        case ev.Cancel():
+            return f"cancel {effect.node} {' '.join(map(short, effect.leases))}"
+        case ev.Reject():
+            return f"refuse {effect.node} {short(effect.lease)}: {shortened(effect.reason)}"
+        case ev.Fold():
+            return f"fold {short(effect.lease.id)}"
+        case ev.Step():
+            shares = ", ".join(f"{batches(Span(start, stop))} by {node}" for start, stop, node in effect.shares)
+            return f"apply step {effect.plan.index} to v{effect.version}: {shares}"
+        case ev.Evaluate():
+            return f"evaluate after {effect.step} steps"
+        case ev.Close():
+            return f"close {effect.node}: {effect.reason}"
+        case ev.Note():
+            return f'"{effect.text}"'
+        case ev.Finish():
+            return f"fail the run: {effect.error}" if effect.error else f"finish: {effect.reason}"

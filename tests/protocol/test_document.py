@@ -1,0 +1,41 @@
+"""The numbers in docs/protocol.md are those in force; its examples and its table are read by their tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from w5xde.control.members import BEAT_SECONDS, SILENCE_SECONDS
+from w5xde.control.node import COORDINATOR_SILENCE_SECONDS
+from w5xde.messages import NODE_NAME_PATTERN, PROTOCOL_VERSION
+from w5xde.protocol.wire import GREETING_LIMITS, WIRE_VERSION
+from w5xde.runtime.node import NODE_LIMITS
+from w5xde.runtime.reception import GREETING_SECONDS, UNNAMED_MAX, UPDATE_META_BYTES_MAX
+from w5xde.runtime.transport import LAST_WORDS_SECONDS
+
+TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+
+SENTENCES = [
+    f"Version of the wire: **{WIRE_VERSION}**.",
+    f"(`protocol` in `Hello`): **{PROTOCOL_VERSION}**.",
+    f"| before `Ready` | {GREETING_LIMITS.meta_bytes_max:,} | {GREETING_LIMITS.body_bytes_max} |",
+    f"| after `Ready` | {UPDATE_META_BYTES_MAX:,} |",
+    f"| always | {NODE_LIMITS.meta_bytes_max:,} | {NODE_LIMITS.body_bytes_max:,} |",
+    f"| between two beats, from `Welcome` on | {BEAT_SECONDS:.0f} |",
+    f"| silence of a node before `Ready` until the coordinator hangs up | {GREETING_SECONDS:.0f} |",
+    f"| silence of a node until its leases are lent again | {SILENCE_SECONDS:.0f} |",
+    f"the node hangs up and dials again | {COORDINATOR_SILENCE_SECONDS:.0f} |",
+    f"| last words after a goodbye | {LAST_WORDS_SECONDS:.0f} |",
+    f"At most {UNNAMED_MAX} connections that have not said `Hello`",
+]
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_a_documented_number_is_the_one_in_force(sentence):
+    assert sentence in TEXT
+
+
+def test_the_documented_pattern_of_names_is_the_one_in_force():
+    pattern = NODE_NAME_PATTERN.removeprefix("^").removesuffix("$").removesuffix(r"\Z")
+    assert f"A *name* matches `{pattern}`, all of it" in TEXT
