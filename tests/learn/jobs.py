@@ -153,6 +153,58 @@ def assign_the_same(model: Any, numbers: Tensor) -> None:
     model.memory = model.memory.clone()
 
 
+class Unborn(nn.Module):
+    """Makes its second layer, or a new weight for its first, when it is used."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, CLASSES)
+        self._name = name
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        made = nn.Parameter(self.get_parameter("first.weight").detach().clone())
+        if self._name == "second":
+            self.second = made
+            return self.first(numbers) @ made @ made.T
+        self.first.weight = made
+        return self.first(numbers)
+
+
+class Wilful(nn.Module):
+    """Its answer depends on something that no other machine can know."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, CLASSES)
+        self._kind = kind
+        self._steps = 0
+        self._last: Tensor | float = 0.0
+        self._own = torch.Generator().manual_seed(1)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        if self._kind == "counts":
+            self._steps += 1
+            return self.inner(numbers) * self._steps
+        if self._kind == "remembers":
+            found = self.inner(numbers + self._last)
+            self._last = numbers.mean()
+            return found
+        return self.inner(numbers + torch.randn(numbers.shape, generator=self._own))
+
+
+class Hoarder(nn.Module):
+    """Keeps what it computed, as many do to look at it later; from the start, if asked."""
+
+    def __init__(self, *, early: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, CLASSES)
+        self.kept = self.inner.weight * 2 if early else None
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        self.kept = self.inner(numbers)
+        return self.kept
+
+
 class Tied(nn.Module):
     """An embedding whose weight is also the decoder's."""
 

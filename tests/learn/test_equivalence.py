@@ -212,6 +212,22 @@ def test_groups_of_parameters_by_name_each_have_their_own_rate() -> None:
     check_equivalence(make(mlp(), optimizer=groups), settings())
 
 
+class Rebuilding(Optimizer):
+    """Plain descent, written in the old way that gives each parameter new memory."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data = parameter.data - group["lr"] * parameter.grad
+
+
+def test_an_optimizer_that_gives_parameters_new_memory() -> None:
+    check_equivalence(make(mlp(), optimizer=Rebuilding), settings())
+
+
 @pytest.mark.parametrize("kind", [Adam, AdamW])
 def test_adam_in_double_precision_is_the_plain_loops(kind: type[Optimizer]) -> None:
     job = make(

@@ -16,10 +16,9 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from tests.learn import jobs
 from tests.learn.jobs import CLASSES, FEATURES, classify, make, mlp, settings
-from tests.learn.pool import CPU, welcome_of
 from w5xde import Job
-from w5xde.errors import JobError, JoinError
-from w5xde.learn.prepare import prepare, prepare_node
+from w5xde.errors import JobError
+from w5xde.learn.prepare import prepare
 
 
 def refusal(job: Job, **changes: Any) -> JobError:
@@ -110,6 +109,30 @@ def test_a_loss_that_changes_parameters_itself(follow: Callable[[Tensor, Tensor]
     error = refusal(make(lambda: Teacher(follow)))
     assert error.code == "W5-224"
     assert "teacher.weight" in error.what
+
+
+def test_a_parameter_that_is_made_while_training() -> None:
+    error = refusal(make(lambda: jobs.Unborn("second")))
+    assert error.code == "W5-221"
+    assert "parameter second comes into being" in error.what
+    assert refusal(make(lambda: jobs.Unborn("first"))).code == "W5-224"
+
+
+@pytest.mark.parametrize("kind", ["counts", "remembers", "draws from its own generator"])
+def test_a_model_whose_answer_depends_on_what_it_was_asked_before(kind: str) -> None:
+    error = refusal(make(lambda: jobs.Wilful(kind)))
+    assert error.code == "W5-231"
+    assert "for the same batch" in error.what
+    assert "register_buffer" in error.fix
+    # In async mode the order of the answers is chance anyway.
+    prepare(make(lambda: jobs.Wilful(kind)), settings(mode="async"))
+
+
+def test_a_loss_may_do_with_its_batch_what_it_likes() -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return classify(model, (batch[0].mul_(3), batch.pop()))
+
+    prepare(make(mlp(), loss=loss), settings())
 
 
 # --- the model ----------------------------------------------------------------------------------
@@ -294,72 +317,19 @@ def test_trying_the_first_batch_leaves_the_model_as_it_was(model: Callable[[], n
         return made
 
     prepare(make(watched), settings())
-    ((made, state, buffers),) = built
+    made, state, buffers = built[0]
     assert all(torch.equal(value, state[name]) for name, value in made.state_dict().items())
     assert all(buffer is buffers[name] for name, buffer in made.named_buffers())
     assert all(parameter.grad is None for parameter in made.parameters())
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_a_model_that_keeps_what_it_computed_can_be_tried_and_evaluated(early: bool) -> None:
+    prepared = prepare(make(lambda: jobs.Hoarder(early=early), evaluate=lambda model: 1.0), settings())
+    kept = prepared.learner.flat.module.kept
+    assert (kept is not None) == early
+
+
 def test_a_model_that_comes_in_evaluation_mode_is_trained_all_the_same() -> None:
     prepared = prepare(make(lambda: mlp(lambda: nn.Dropout(0.5))().eval()), settings())
     assert all(module.training for module in prepared.learner.flat.module.modules())
-
-
-# --- the node's side ----------------------------------------------------------------------------
-
-
-def refused_node(job: Job, coordinator: Job, **changes: Any) -> JoinError:
-    prepared = prepare(coordinator, settings(**changes))
-    with pytest.raises(JoinError) as caught:
-        prepare_node(job, welcome_of(prepared), CPU)
-    return caught.value
-
-
-def test_a_node_with_another_model_is_told_the_first_differences() -> None:
-    def wider() -> nn.Module:
-        return nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, CLASSES), nn.Linear(3, 3))
-
-    error = refused_node(make(wider), make(mlp()))
-    assert error.code == "W5-201"
-    assert "0.weight (32, 6) float32, expected (16, 6) float32" in error.what
-    assert "0.bias (32,) float32, expected (16,) float32" in error.what
-    assert "and 2 more" in error.what
-    assert "3.bias" not in error.what  # three are enough to see what is wrong
-    assert error.fix == "use the coordinator's job file"
-
-
-@pytest.mark.parametrize(
-    ("other", "what"),
-    [
-        (lambda: mlp()().double(), "0.weight (16, 6) float64, expected (16, 6) float32"),
-        (lambda: nn.Sequential(nn.Linear(FEATURES, 16)), "missing 2.weight (3, 16) float32"),
-        (mlp(nn.Identity, lambda: nn.BatchNorm1d(16)), "extra 4.weight (3, 16) float32"),
-        (lambda: _frozen_first(mlp()()), "0.weight (16, 6) float32 frozen, expected (16, 6) float32"),
-    ],
-)
-def test_each_way_in_which_a_model_can_differ_has_its_words(other: Any, what: str) -> None:
-    assert what in refused_node(make(other), make(mlp())).what
-
-
-def _frozen_first(model: nn.Module) -> nn.Module:
-    model.get_submodule("0").requires_grad_(False)
-    return model
-
-
-@pytest.mark.parametrize(
-    ("data", "what"),
-    [
-        (lambda: jobs.points(samples=7), "your data set has 7 samples, the run's has 50"),
-        (lambda: TensorDataset(*(t.flip(0) for t in jobs.points().tensors)), "but other ones"),
-    ],
-)
-def test_a_node_that_would_read_other_data_is_told(data: Any, what: str) -> None:
-    error = refused_node(make(mlp(), data=data), make(mlp()), data="local")
-    assert error.code == "W5-209"
-    assert what in error.what
-    assert "--data stream" in error.fix
-
-
-def test_data_that_is_sent_need_not_be_at_the_node() -> None:
-    prepared = prepare(make(mlp()), settings())
-    assert prepare_node(make(mlp(), data=list), welcome_of(prepared), CPU).source is None

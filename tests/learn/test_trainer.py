@@ -1,4 +1,4 @@
-"""What a node does with one lease: what it gives back, and what it leaves untouched when a batch fails."""
+"""What a node does: who may be one, what it gives back, and what it leaves as it was when a batch fails."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from tests.learn import jobs
 from tests.learn.jobs import CLASSES, FEATURES, make, mlp, settings
 from tests.learn.pool import CPU, welcome_of
 from w5xde import Job
+from w5xde.errors import JoinError
 from w5xde.learn.learner import Learner
 from w5xde.learn.prepare import Prepared, prepare, prepare_node
 from w5xde.learn.trainer import BatchFailed, Task, Trainer
@@ -183,3 +185,63 @@ def test_parameters_of_another_size_are_refused() -> None:
     trainer, _ = ready(make(mlp()))
     with pytest.raises(ValueError, match="bytes of parameters"):
         trainer.load(bytearray(4), whole=True)
+
+
+# --- who may take part --------------------------------------------------------------------------
+
+
+def refused_node(job: Job, coordinator: Job, **changes: Any) -> JoinError:
+    prepared = prepare(coordinator, settings(**changes))
+    with pytest.raises(JoinError) as caught:
+        prepare_node(job, welcome_of(prepared), CPU)
+    return caught.value
+
+
+def test_a_node_with_another_model_is_told_the_first_differences() -> None:
+    def wider() -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, CLASSES), nn.Linear(3, 3))
+
+    error = refused_node(make(wider), make(mlp()))
+    assert error.code == "W5-201"
+    assert "0.weight (32, 6) float32, expected (16, 6) float32" in error.what
+    assert "0.bias (32,) float32, expected (16,) float32" in error.what
+    assert "and 2 more" in error.what
+    assert "3.bias" not in error.what  # three are enough to see what is wrong
+    assert error.fix == "use the coordinator's job file"
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (lambda: mlp()().double(), "0.weight (16, 6) float64, expected (16, 6) float32"),
+        (lambda: nn.Sequential(nn.Linear(FEATURES, 16)), "missing 2.weight (3, 16) float32"),
+        (mlp(nn.Identity, lambda: nn.BatchNorm1d(16)), "extra 4.weight (3, 16) float32"),
+        (lambda: _frozen_first(mlp()()), "0.weight (16, 6) float32 frozen, expected (16, 6) float32"),
+    ],
+)
+def test_each_way_in_which_a_model_can_differ_has_its_words(other: Any, what: str) -> None:
+    assert what in refused_node(make(other), make(mlp())).what
+
+
+def _frozen_first(model: nn.Module) -> nn.Module:
+    model.get_submodule("0").requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (lambda: jobs.points(samples=7), "your data set has 7 samples, the run's has 50"),
+        (lambda: TensorDataset(*(t.flip(0) for t in jobs.points().tensors)), "but other ones"),
+    ],
+)
+def test_a_node_that_would_read_other_data_is_told(data: Any, what: str) -> None:
+    error = refused_node(make(mlp(), data=data), make(mlp()), data="local")
+    assert error.code == "W5-209"
+    assert what in error.what
+    assert "--data stream" in error.fix
+
+
+def test_data_that_is_sent_need_not_be_at_the_node() -> None:
+    prepared = prepare(make(mlp()), settings())
+    assert prepare_node(make(mlp(), data=list), welcome_of(prepared), CPU).source is None

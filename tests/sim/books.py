@@ -67,6 +67,7 @@ class Books:
         self._outstanding: dict[int, Lease] = {}
         self._hands: dict[str, Hand] = {}
         self._trees: dict[int, PairwiseTree[Sum]] = {}
+        self._there: dict[int, set[int]] = {}
         self._counts = [[0] * sum(sizes) for sizes in scenario.epochs]
         self._failures: dict[tuple[int, int], list[str]] = {}
         self.stepped_at: dict[int, float] = {}
@@ -193,6 +194,10 @@ class Books:
     def folded(self, lease: Lease, total: Sum) -> None:
         """What came for the lease is given its place."""
         tree = self._trees.setdefault(lease.step.index, PairwiseTree(lease.step.count, lambda a, b: (a, b)))
+        there = self._there.setdefault(lease.step.index, set())
+        batches = range(lease.span.start, lease.span.stop)
+        require(not there.issuperset(batches), f"step {lease.step.index} has every batch of {lease} already")
+        there.update(batches)
         tree.put(lease.span, total)
 
     def applied(self, effect: ev.Step, now: float) -> None:

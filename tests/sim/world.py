@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 import zlib
 from collections import deque
@@ -87,6 +88,7 @@ class World:
             ev.Note: lambda effect: None,
             ev.Finish: self._finished,
         }
+        self._prepare()
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -99,9 +101,7 @@ class World:
     def run(self) -> Outcome:
         """Until the core says Finish; raises Failure, with the seed, if anything is not as it must be."""
         try:
-            self._prepare()
-            while self._finish is None:
-                self._advance()
+            self.run_until(math.inf)
             if self.core.handle(ev.Ticked(), self.now):
                 raise AssertionError("a finished run still wants something")
         except Exception as error:
@@ -110,9 +110,14 @@ class World:
                 f"seed {seed}, at {self.now:.3f} s: {type(error).__name__}: {error}\n"
                 f"replay: python -m tests.sim --seed {seed} --verbose"
             ) from error
-        finish = self._finish
+        finish = self._finish or ev.Finish("never")
         steps = self.core.progress.steps
         return Outcome(finish.reason, finish.error, self.now, self._count, steps, self._fingerprint)
+
+    def run_until(self, time: float) -> None:
+        """Let everything happen that happens before `time`, or before the end."""
+        while self._finish is None and (not self._heap or self._heap[0][0] < time):
+            self._advance()
 
     def _prepare(self) -> None:
         scenario = self.scenario

@@ -223,6 +223,16 @@ class FlatModel:
             if tensor.data_ptr() != place:
                 tensor.data = view
 
+    def gather(self) -> None:
+        """Take over what somebody wrote into other memory and gave a parameter instead of ours.
+
+        Optimizers written as `p.data = p.data - …` do; nodes would never see what they changed.
+        """
+        for tensor, view, place in self._places:
+            if tensor.data_ptr() != place:
+                view.copy_(tensor.detach())
+                tensor.data = view
+
     def snapshot(self, *, whole: bool) -> memoryview:
         """A copy of the parameters and buffers that nobody will change."""
         count = self.blueprint.whole_bytes if whole else self.blueprint.moving_bytes

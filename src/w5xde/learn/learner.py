@@ -101,6 +101,7 @@ class Learner:
         if self._clip_norm is not None:
             self._clip(self._clip_norm)
         self._optimizer.step()
+        self.flat.gather()
         if self._scheduler is not None:
             self._scheduler.step()
         self._advance_buffers(tree.count)

@@ -42,7 +42,7 @@ class Packer:
         if kind is tuple:
             return TupleOf([self.pack(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)])
         if isinstance(value, dict):
-            keys = [_plain(key, where, "a key of type") for key in value]
+            keys = [_plain(key, where, is_key=True) for key in value]
             items = [self.pack(item, f"{where}[{key!r}]", depth + 1) for key, item in value.items()]
             return DictOf(keys, items)
         is_numpy = isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, float)
@@ -50,7 +50,7 @@ class Packer:
             return self._pack_tensor(torch.as_tensor(np.asarray(value)), where)
         if isinstance(value, bytes):
             return Bytes(bytes(value))
-        return Value(_plain(value, where, "a"))
+        return Value(_plain(value, where))
 
     def _pack_tensor(self, tensor: Tensor, where: str) -> TensorAt:
         if tensor.layout is not torch.strided or tensor.is_quantized:
@@ -68,13 +68,13 @@ class Packer:
         return TensorAt(dtype_name(tensor.dtype), tuple(tensor.shape), at, tensor.requires_grad)
 
 
-def _plain(value: Any, where: str, what: str) -> bool | int | float | str | None:
+def _plain(value: Any, where: str, *, is_key: bool = False) -> bool | int | float | str | None:
     """A number or a string as Python's own kind: numpy's and users' kinds do not travel as such."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
         if not -(2**63) <= value < 2**64:
-            raise _unsendable(where, "an integer of more than 64 bits")
+            raise _unsendable(where, f"{'a key' if is_key else 'an integer'} of more than 64 bits")
         return int(value)
     if isinstance(value, float):
         return float(value)
@@ -84,7 +84,7 @@ def _plain(value: Any, where: str, what: str) -> bool | int | float | str | None
         return str.__str__(value)
     kind = type(value)
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    raise _unsendable(where, f"{what} {module}{kind.__qualname__}")
+    raise _unsendable(where, f"a {'key of type ' if is_key else ''}{module}{kind.__qualname__}")
 
 
 def _unsendable(where: str, what: str) -> JobError:

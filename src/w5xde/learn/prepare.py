@@ -72,7 +72,7 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         )
     # What no batch could make right (lazy, sparse, nothing to train) is told before the first one runs.
     _refuse_unsavable(layouts.describe(module, set()))
-    trial = _try_first_batch(job, module, source, settings)
+    trial = _try_first_batch(job, _another(job, module, settings.seed), source, settings)
     moving = layouts.moving_buffers(module, trial.changed)
     flat = FlatModel(module, layouts.describe(module, moving))
     optimizer = _build_optimizer(job, module)
@@ -94,7 +94,7 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         learner=Learner(flat, optimizer, scheduler, settings.clip_norm),
         source=source,
         rules=rules,
-        evaluate=_build_evaluate(job, module),
+        evaluate=_build_evaluate(job, lambda: _another(job, module, settings.seed)),
         first_loss=trial.loss,
         read_seconds=trial.read_seconds,
     )
@@ -112,6 +112,15 @@ def build_model(job: Job, seed: int) -> nn.Module:
         # inside a training model (frozen BatchNorm) are meant to stay there.
         module.train()
     return module
+
+
+def _another(job: Job, module: nn.Module, seed: int) -> nn.Module:
+    """The same model once more, to try things on: what it keeps of them is thrown away with it."""
+    try:
+        return copy.deepcopy(module)
+    except Exception:
+        # A module that holds results of arithmetic (old weight_norm does) cannot be copied, but built again.
+        return build_model(job, seed)
 
 
 def build_source(job: Job, seed: int, batch_size: int, shuffle: bool) -> Source:
@@ -148,17 +157,33 @@ def _try_first_batch(job: Job, module: nn.Module, source: Source, settings: Sett
     batch = _first_batch(source)
     read_seconds = time.perf_counter() - started
     source.draws = drawn.torch or drawn.python or drawn.numpy
-    batch = _as_sent(batch)
+    sent = _sender(batch)
     parameters = {name: _Kept(parameter) for name, parameter in module.named_parameters()}
     buffers = {name: _Kept(buffer) for name, buffer in module.named_buffers()}
     seed_everything(seed)
     drawn = DrawnFrom()
-    loss = _first_loss(job, module, batch, settings.precision)
+    loss = _first_loss(job, module, sent(), settings.precision)
     draws_python, draws_numpy = drawn.python, drawn.numpy
     _check_gradients(module)
     _check_parameters(module, parameters)
     changed = _changed_buffers(module, buffers)
+    if settings.mode == "sync":
+        seed_everything(seed)
+        _check_repeatable(loss, _first_loss(job, module, sent(), settings.precision))
     return _Trial(loss, changed, draws_python, draws_numpy, read_seconds)
+
+
+def _check_repeatable(first: float, second: float) -> None:
+    # Far more than rounding could differ, far less than a carried state or a generator of its own makes.
+    if not math.isclose(first, second, rel_tol=1e-4, abs_tol=1e-6):
+        raise JobError(
+            f"the loss is {first:.6g} and then {second:.6g} for the same batch under the same seed",
+            code="W5-231",
+            why="it depends on what was computed before, or on a random generator of its own,"
+            " so each machine would train another model",
+            fix="keep such state in a buffer (register_buffer), draw from torch's global generator,"
+            " or use --mode async",
+        )
 
 
 class _Kept:
@@ -215,11 +240,12 @@ def _first_batch(source: Source) -> Any:
     raise JobError("the data set is empty", code="W5-204", fix="data() must give at least one sample")
 
 
-def _as_sent(batch: Any) -> Any:
-    """The batch as a node will see it, which also proves that it can be sent."""
+def _sender(batch: Any) -> Callable[[], Any]:
+    """Gives the batch as a node will see it, anew each time; making it proves that it can be sent."""
     packer = Packer()
     item = packer.pack(batch)
-    return unpack(item, bytearray(b"".join(packer.pieces)))
+    body = bytearray(b"".join(packer.pieces))
+    return lambda: unpack(item, body)
 
 
 def _first_loss(job: Job, module: nn.Module, batch: Any, precision: str) -> float:
@@ -268,7 +294,10 @@ def _first_loss(job: Job, module: nn.Module, batch: Any, precision: str) -> floa
 def _hint(error: Exception) -> str:
     text = str(error)
     if "Long" in text or "expected scalar type" in text or "target" in text:
-        return "check the type of the labels: class numbers must be integers (y.long()), targets floats (y.float())"
+        return (
+            "check the type of the labels: class numbers must be integers (y.long()),"
+            " targets floats (y.float())"
+        )
     if "mat1 and mat2" in text or "size" in text or "shape" in text:
         return "check that the shape of the batch fits the model"
     return "call loss(model(), batch) on one batch by hand to see the whole error"
@@ -286,7 +315,7 @@ def _check_gradients(module: nn.Module) -> None:
 
 
 def _changed_buffers(module: nn.Module, before: dict[str, _Kept]) -> set[str]:
-    """Names of the persistent buffers that the first batch wrote to; the model is put back as it was."""
+    """Names of the persistent buffers that the first batch wrote to; all are put back as they were."""
     persistent = set(module.state_dict(keep_vars=True))
     written = set()
     for name, buffer in list(module.named_buffers()):
@@ -331,7 +360,7 @@ def _refuse_without_differences(name: str, kept: _Kept, now: Tensor) -> None:
     endless = kept.values[kept.differing(now) & ~torch.isfinite(kept.values)]
     if endless.numel():
         raise JobError(
-            f"buffer {name} starts at {float(endless[0])} and changes while training",
+            f"buffer {name} starts at {endless[0].item()} and changes while training",
             code="W5-226",
             why="a buffer moves by the mean of its differences in the batches of a step",
             fix="let it start at a finite number, for example 0",
@@ -399,7 +428,9 @@ def _build_scheduler(job: Job, optimizer: Optimizer) -> Any:
     return scheduler
 
 
-def _build_evaluate(job: Job, module: nn.Module) -> Callable[[nn.Module], dict[str, float]] | None:
+def _build_evaluate(
+    job: Job, another: Callable[[], nn.Module]
+) -> Callable[[nn.Module], dict[str, float]] | None:
     """The evaluation, made to return a dict of numbers whatever the user's returns."""
     function = job.evaluate
     if function is None:
@@ -416,7 +447,7 @@ def _build_evaluate(job: Job, module: nn.Module) -> Callable[[nn.Module], dict[s
     # Tried at once on a copy: an evaluation that fails after an hour of training helps nobody.
     state = torch.get_rng_state()
     try:
-        evaluate(copy.deepcopy(module))
+        evaluate(another())
     except Exception as error:
         raise JobError(
             f"evaluate() failed on the untrained model: {describe(error)}",

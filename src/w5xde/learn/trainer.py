@@ -58,7 +58,6 @@ class Trainer:
         self._device = device
         self._seed_torch = torch_seeder(device)
         self._spare: list[Vector] = []
-        self._weights: dict[float, Tensor] = {}
         self._buffers = _Buffers(flat)
         self._trained = flat.blueprint.trained
         self._gradient_groups = [
@@ -108,10 +107,8 @@ class Trainer:
             parameter.grad = None
         with self._precision():
             loss = self._job.loss(self._flat.module, to_device(batch, self._device))
-        if weight == 1.0:
-            loss.backward()  # type: ignore[no-untyped-call]
-        else:
-            loss.backward(self._weight(weight, loss))  # type: ignore[no-untyped-call]
+        # Not loss.backward(weight): given a gradient, torch first imports a package for symbolic algebra.
+        (loss * weight).backward()  # type: ignore[no-untyped-call]
         value = float(loss.detach())
         if not math.isfinite(value):
             raise BatchFailed(f"the loss of batch {index} is {value}")
@@ -121,15 +118,6 @@ class Trainer:
         if self._rules.precision == "bf16":
             return torch.autocast(self._device.type, dtype=torch.bfloat16)
         return contextlib.nullcontext()
-
-    def _weight(self, weight: float, loss: Tensor) -> Tensor:
-        """The weight as a tensor like the loss; steps have few different ones."""
-        tensor = self._weights.get(weight)
-        if tensor is None or tensor.dtype != loss.dtype or tensor.shape != loss.shape:
-            if len(self._weights) > 64:
-                self._weights.clear()
-            tensor = self._weights[weight] = torch.full_like(loss, weight, requires_grad=False)
-        return tensor
 
     def _collect(self, absent: set[int]) -> Vector:
         """This batch's gradients, and how it changed the buffers, as one vector."""

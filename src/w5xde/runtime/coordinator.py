@@ -239,7 +239,9 @@ class Coordinator:
             return
         now = self._loop.time()
         _, batches, sent_at = peer.works.popleft()
-        batch_seconds = max(1e-9, (now - max(sent_at, peer.answered_at)) / batches)
+        # Two answers may be read in one go, the second in no time: then what the node itself measured counts.
+        computed = sum(_sane(answer.seconds) for answer in update.answers)
+        batch_seconds = max(1e-6, computed, now - max(sent_at, peer.answered_at)) / batches
         peer.answered_at = now
         meter = self.meters.node(peer.name)
         meter.seconds_waiting += _sane(update.waited_seconds)

@@ -1,0 +1,121 @@
+"""Hundreds of runs with everything that can go wrong, each audited after every event, each replayable by its seed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.sim.machine import Machine
+from tests.sim.scenario import FAULTS, Scenario
+from tests.sim.world import Failure, World
+
+SEEDS = 600
+CHUNK = 25
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_every_sample_counts_once_whatever_dies(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        World(Scenario.of_seed(seed)).run()
+
+
+def test_the_seeds_of_the_suite_meet_every_fault_and_every_end() -> None:
+    """A simulator that never crashes anything proves nothing."""
+    scenarios = [Scenario.of_seed(seed) for seed in range(SEEDS)]
+    for fault in FAULTS:
+        assert 0.4 < sum(fault in scenario.faults for scenario in scenarios) / SEEDS < 0.6, fault
+    assert {scenario.mode for scenario in scenarios} == {"sync", "async"}
+    assert {scenario.staleness for scenario in scenarios} >= {0, 64}
+    assert {len(scenario.epochs) for scenario in scenarios} == {1, 2, 3}
+    assert {scenario.is_stream for scenario in scenarios} == {True, False}
+    assert min(len(scenario.nodes) for scenario in scenarios) == 1
+    assert max(len(scenario.nodes) for scenario in scenarios) > 40
+    assert max(scenario.step_batches for scenario in scenarios) == 64
+    assert any(scenario.epochs[0][-1] < scenario.batch_size for scenario in scenarios)
+
+
+# --- one seed, one story --------------------------------------------------------------------------
+
+
+def fingerprints(seeds: range) -> list[int]:
+    return [World(Scenario.of_seed(seed)).run().fingerprint for seed in seeds]
+
+
+def test_a_seed_tells_the_same_story_twice() -> None:
+    first, second = fingerprints(range(30)), fingerprints(range(30))
+    assert first == second
+    assert len(set(first)) == len(first)
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
+def test_a_seed_tells_the_same_story_in_another_process(hash_seed: str) -> None:
+    """Nothing may hang on the order of a set of strings: it differs from process to process."""
+    code = "from tests.sim.test_world import fingerprints; print(fingerprints(range(100, 110)))"
+    there = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert there.stdout.strip() == str(fingerprints(range(100, 110)))
+
+
+def test_a_failure_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(Scenario.of_seed(7))
+    monkeypatch.setattr(world.core, "version", 5)
+    with pytest.raises(Failure, match="python -m tests.sim --seed 7 --verbose"):
+        world.run()
+
+
+# --- promises with a number -----------------------------------------------------------------------
+
+# Moments of a run at which the node may hold anything: much, little, the last batch of a step.
+MOMENTS = [round(2.0 + 0.07 * number, 2) for number in range(12)]
+
+
+def seconds_until_lent_again(mode: str, at: float, strike: Callable[[Machine], None]) -> float:
+    """How long after a node is struck the last batch it held is in other hands, too."""
+    # In async mode a step is one lease: small ones, so that there is always a hand free within a second.
+    scenario = Scenario(
+        nodes=(0.08, 0.1, 0.12, 0.1),
+        epochs=((1,) * 400,),
+        step_batches=16 if mode == "sync" else 2,
+        batch_size=1,
+        epoch_limit=1,
+        mode=mode,
+    )
+    world = World(scenario)
+    while not (held := world.core.leases.of_node("n0")) or world.now < at:
+        world.run_until(max(at, world.now + 0.01))
+    struck_at = world.now
+    strike(world.machines[0])
+    world.run()
+    return max(
+        min(
+            other.granted_at - struck_at
+            for other in world.books.leases.values()
+            if other.node != "n0" and other.step == lease.step and other.span.start <= batch < other.span.stop
+        )
+        for lease in held
+        for batch in range(lease.span.start, lease.span.stop)
+    )
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("at", MOMENTS)
+def test_a_dead_nodes_batches_are_lent_again_within_a_second(mode: str, at: float) -> None:
+    assert seconds_until_lent_again(mode, at, lambda machine: machine.crash()) <= 1.0
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("at", MOMENTS)
+def test_a_silent_nodes_batches_are_lent_again_within_eight_seconds(mode: str, at: float) -> None:
+    assert seconds_until_lent_again(mode, at, lambda machine: machine.freeze(60.0)) <= 8.0
