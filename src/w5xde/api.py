@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
@@ -109,7 +110,7 @@ def run_coordinator(
 ) -> Result:
     """A whole run, with settings that are already checked. `name` is what a job without a file is called."""
     named = _find(job, name)
-    from w5xde.learn.prepare import choose_device, use_threads
+    from w5xde.learn.device import choose_device, use_threads
     from w5xde.runtime.nursery import Nursery
 
     choose_device(settings.device)
@@ -175,6 +176,7 @@ async def _with_signals(work: Coroutine[Any, Any, None], stop: Callable[[str], N
                 running.cancel()
             else:
                 asked = True
+                print("finishing what is begun; once more stops now", file=sys.stderr, flush=True)
                 stop("interrupted")
 
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -20,7 +20,8 @@ NODE_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
 
 NodeName = Annotated[str, Meta(pattern=NODE_NAME_PATTERN)]
 Text = Annotated[str, Meta(max_length=4096)]
-Label = Annotated[str, Meta(max_length=200)]
+NAME_CHARACTERS_MAX = 200
+Label = Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)]
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
 Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
 

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from w5xde.errors import JobError, JoinError
+from w5xde.learn import layout as layouts
+from w5xde.learn.enrol import prepare_node
 from w5xde.learn.job import Job
 from w5xde.learn.layout import ALIGNMENT_BYTES, Blueprint, FlatModel, describe, moving_buffers
-from w5xde.learn.prepare import prepare_node
 from w5xde.messages import FROZEN, MOVING, STILL, TRAINED, Entry, Layout, Rules, Welcome
 
 
@@ -292,7 +293,7 @@ def test_neighbours_in_one_memory_are_fine():
 
 
 def differences(ours: nn.Module, theirs: nn.Module) -> list[str]:
-    return Blueprint(described(ours)).differences(described(theirs))
+    return layouts.differences(described(ours), described(theirs))
 
 
 def test_equal_layouts_do_not_differ():

@@ -14,8 +14,9 @@ from tests.learn.jobs import CLASSES, FEATURES, make, mlp, settings
 from tests.learn.pool import CPU, welcome_of
 from w5xde import Job
 from w5xde.errors import JoinError
+from w5xde.learn.enrol import prepare_node
 from w5xde.learn.learner import Learner
-from w5xde.learn.prepare import Prepared, prepare, prepare_node
+from w5xde.learn.prepare import Prepared, prepare
 from w5xde.learn.trainer import BatchFailed, Task, Trainer
 from w5xde.tree import Span
 

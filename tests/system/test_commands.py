@@ -62,7 +62,7 @@ def test_the_second_interrupt_stops_now(tmp_path: Path) -> None:
     with command("train", f"{JOBS}:slow", "--epochs", "9999", cwd=tmp_path, TEST_BATCH_SECONDS="3") as run:
         run.wait_for("joined")
         run.process.send_signal(signal.SIGINT)
-        run.process.send_signal(signal.SIGINT)
+        run.wait_for("once more stops now")
         run.process.send_signal(signal.SIGINT)
         assert run.finish() == 130, run.text
 

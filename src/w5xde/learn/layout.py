@@ -10,6 +10,7 @@ gradients in place of parameters and differences in place of buffers.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from w5xde.errors import JobError
-from w5xde.messages import FROZEN, MOVING, STILL, TRAINED, Entry, Layout
+from w5xde.messages import FROZEN, MOVING, NAME_CHARACTERS_MAX, STILL, TRAINED, Entry, Layout
 
 # A cache line, so that no dtype's part starts in the middle of another's.
 ALIGNMENT_BYTES = 64
@@ -71,7 +72,7 @@ class Blueprint:
         start, count = at, 0
         for i in chosen:
             self.offsets[i] = start + count * dtype.itemsize
-            count += _numel(self.layout.entries[i].shape)
+            count += math.prod(self.layout.entries[i].shape)
         self.groups.append(Group(role, dtype, start, count, chosen))
         end = start + count * dtype.itemsize
         return -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -79,27 +80,24 @@ class Blueprint:
     def new_vector(self, device: torch.device | str = "cpu") -> Vector:
         return Vector(torch.empty(self.moving_bytes, dtype=torch.uint8, device=device), self)
 
-    def differences(self, other: Layout) -> list[str]:
-        """How another layout departs from this one, in words, the first few."""
-        found = []
-        ours = {entry.name: entry for entry in self.layout.entries}
-        theirs = {entry.name: entry for entry in other.entries}
-        for name, entry in ours.items():
-            if name not in theirs:
-                found.append(f"missing {name} {_shown(entry)}")
-            elif _shown(theirs[name]) != _shown(entry):
-                found.append(f"{name} {_shown(theirs[name])}, expected {_shown(entry)}")
-        found += [f"extra {name} {_shown(entry)}" for name, entry in theirs.items() if name not in ours]
-        if not found and [e.name for e in other.entries] != [e.name for e in self.layout.entries]:
-            found.append("the same parameters in another order")
-        return found
 
-
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+def differences(ours: Layout, theirs: Layout) -> list[str]:
+    """How another layout departs from ours, in words."""
+    found = []
+    our_entries = {entry.name: entry for entry in ours.entries}
+    their_entries = {entry.name: entry for entry in theirs.entries}
+    for name, entry in our_entries.items():
+        other = their_entries.get(name)
+        if other is None:
+            found.append(f"missing {name} {_shown(entry)}")
+        elif _shown(other) != _shown(entry):
+            found.append(f"{name} {_shown(other)}, expected {_shown(entry)}")
+    found += [
+        f"extra {name} {_shown(entry)}" for name, entry in their_entries.items() if name not in our_entries
+    ]
+    if not found and list(our_entries) != list(their_entries):
+        found.append("the same parameters in another order")
+    return found
 
 
 def _shown(entry: Entry) -> str:
@@ -177,6 +175,13 @@ def describe(module: torch.nn.Module, moving: set[str]) -> Layout:
                 )
             role = MOVING if name in moving else STILL
             entries.append(Entry(name, dtype_name(buffer.dtype), tuple(buffer.shape), role))
+    for entry in entries:
+        if len(entry.name) > NAME_CHARACTERS_MAX:
+            raise JobError(
+                f"the name of {entry.name[:60]}… has {len(entry.name)} characters",
+                code="W5-221",
+                fix=f"nest modules less deeply or name them shorter (at most {NAME_CHARACTERS_MAX})",
+            )
     if not any(entry.role == TRAINED for entry in entries):
         raise JobError(
             "the model has no parameter to train",

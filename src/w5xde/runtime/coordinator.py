@@ -21,15 +21,16 @@ from w5xde.control.coordinator import TICK_SECONDS, CoordinatorCore, CoreSetting
 from w5xde.control.members import BEAT_SECONDS
 from w5xde.control.plan import Plan
 from w5xde.errors import TrainingError, W5xdeError
+from w5xde.learn.device import use_threads
 from w5xde.learn.job import describe
 from w5xde.learn.learner import Contribution
-from w5xde.learn.prepare import Prepared, use_threads
+from w5xde.learn.prepare import Prepared
 from w5xde.messages import Answer, Rejected, Update
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.desk import LendingDesk
 from w5xde.runtime.evaluator import Evaluator
 from w5xde.runtime.loader import Loader
-from w5xde.runtime.metrics import Meters
+from w5xde.runtime.metrics import Meters, sane_seconds
 from w5xde.runtime.reception import Peer, Reception
 from w5xde.runtime.recorder import Recorder
 from w5xde.runtime.status import RunStatus
@@ -240,14 +241,14 @@ class Coordinator:
         now = self._loop.time()
         _, batches, sent_at = peer.works.popleft()
         # Two answers may be read in one go, the second in no time: then what the node itself measured counts.
-        computed = sum(_sane(answer.seconds) for answer in update.answers)
+        computed = sum(sane_seconds(answer.seconds) for answer in update.answers)
         batch_seconds = max(1e-6, computed, now - max(sent_at, peer.answered_at)) / batches
         peer.answered_at = now
         meter = self.meters.node(peer.name)
-        meter.seconds_waiting += _sane(update.waited_seconds)
+        meter.seconds_waiting += sane_seconds(update.waited_seconds)
         offset = 0
         for answer in update.answers:
-            meter.seconds_busy += _sane(answer.seconds)
+            meter.seconds_busy += sane_seconds(answer.seconds)
             if answer.dropped:
                 self.dispatch(ev.Dropped(peer.name, answer.lease))
             elif answer.failure:
@@ -388,11 +389,6 @@ class Coordinator:
         self._recorder.manifest({"reason": self.reason, "result": summary})
         self._tell(lambda callback: callback.on_end(status, summary))
         return summary
-
-
-def _sane(seconds: float) -> float:
-    """A duration a node claims: for display only, but never negative or not a number."""
-    return seconds if 0.0 <= seconds < 1e9 else 0.0
 
 
 def _advice(error: str) -> str:

@@ -16,6 +16,11 @@ RECENT_SECONDS = 3.0
 LOSS_STEPS = 20
 
 
+def sane_seconds(seconds: float) -> float:
+    """A duration a node claims: never negative, and a number."""
+    return seconds if 0.0 <= seconds < 1e9 else 0.0
+
+
 class Rate:
     """How much a growing count grew a second, lately."""
 

@@ -21,10 +21,11 @@ from w5xde.callbacks import Callback
 from w5xde.config import Settings
 from w5xde.control import node as nd
 from w5xde.errors import JoinError, TrainingError, W5xdeError
+from w5xde.learn.device import choose_device, use_threads
+from w5xde.learn.enrol import NodeParts, prepare_node
 from w5xde.learn.job import Job, describe
 from w5xde.learn.layout import Vector
 from w5xde.learn.payload import unpack
-from w5xde.learn.prepare import NodeParts, choose_device, prepare_node, use_threads
 from w5xde.learn.trainer import BatchFailed, Task
 from w5xde.messages import (
     PROTOCOL_VERSION,

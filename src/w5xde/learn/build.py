@@ -1,0 +1,51 @@
+"""Building what a job describes: its model and its data, the same in every process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from w5xde.errors import JobError
+from w5xde.learn.data import Source, open_source
+from w5xde.learn.job import Job, describe
+from w5xde.learn.seeding import seed_everything
+
+
+def build_model(job: Job, seed: int) -> nn.Module:
+    seed_everything(seed)
+    module = call("model()", job.model)
+    if not isinstance(module, nn.Module):
+        raise JobError(
+            f"model() returned a {type(module).__name__}", code="W5-202", fix="return a torch.nn.Module"
+        )
+    if not module.training:
+        # Pretrained models often come ready for evaluation. But layers that model() put in evaluation mode
+        # inside a training model (frozen BatchNorm) are meant to stay there.
+        module.train()
+    return module
+
+
+def another(job: Job, module: nn.Module, seed: int) -> nn.Module:
+    """The same model once more, to try things on: what it keeps of them is thrown away with it."""
+    try:
+        return copy.deepcopy(module)
+    except Exception:
+        # A module that holds results of arithmetic (old weight_norm does) cannot be copied, but built again.
+        return build_model(job, seed)
+
+
+def build_source(job: Job, seed: int, batch_size: int, shuffle: bool) -> Source:
+    seed_everything(seed)
+    return open_source(call("data()", job.data), batch_size=batch_size, seed=seed, shuffle=shuffle)
+
+
+def call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except JobError:
+        raise
+    except Exception as error:
+        raise JobError(f"{what} failed: {describe(error)}", code="W5-202") from error

@@ -1,0 +1,38 @@
+"""Where and with how many threads torch computes."""
+
+from __future__ import annotations
+
+import torch
+
+from w5xde.errors import UsageError
+from w5xde.learn.job import describe
+
+
+def use_threads(count: int) -> None:
+    """Let torch use this many threads for what the calling thread computes.
+
+    Sums are split by the number of threads, so bits depend on it; and the setting holds for one thread only.
+    """
+    torch.set_num_threads(max(1, count))
+
+
+def choose_device(wanted: str) -> torch.device:
+    """The device to compute on: the one asked for, or the best there is. Starts no driver."""
+    if wanted == "auto":
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return accelerator or torch.device("cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise UsageError(f"--device {wanted}: {describe(error)}", code="W5-301", fix=_DEVICE_FIX) from error
+    is_available = getattr(getattr(torch, device.type, None), "is_available", lambda: False)
+    if device.type != "cpu" and not is_available():
+        raise UsageError(
+            f"--device {wanted} was asked for, but torch {torch.__version__} finds none here",
+            code="W5-301",
+            fix=_DEVICE_FIX,
+        )
+    return device
+
+
+_DEVICE_FIX = "--device auto takes the best there is, --device cpu always works"

@@ -1,0 +1,69 @@
+"""The node's side of a job: its own copy of the model and the data, checked against the coordinator's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from w5xde.errors import JoinError
+from w5xde.learn import layout as layouts
+from w5xde.learn.build import build_model, build_source
+from w5xde.learn.data import MapSource
+from w5xde.learn.device import use_threads
+from w5xde.learn.job import Job
+from w5xde.learn.layout import FlatModel
+from w5xde.learn.trainer import Trainer
+from w5xde.messages import MOVING, Rules, Welcome
+
+
+@dataclass(slots=True)
+class NodeParts:
+    """A node's copy of the model, and of the data if it reads its own."""
+
+    trainer: Trainer
+    source: MapSource | None
+    layout_digest: str
+    welcome: Welcome
+
+    def fits(self, welcome: Welcome) -> bool:
+        """Whether these parts also serve another connection."""
+        return self.welcome.layout == welcome.layout and self.welcome.rules == welcome.rules
+
+
+def prepare_node(job: Job, welcome: Welcome, device: torch.device) -> NodeParts:
+    """Build the node's model and data and check them against the coordinator's."""
+    rules = welcome.rules
+    use_threads(rules.threads)
+    module = build_model(job, rules.seed)
+    moving = {entry.name for entry in welcome.layout.entries if entry.role == MOVING}
+    layout = layouts.describe(module, moving)
+    digest = layout.digest()
+    if digest != welcome.layout.digest():
+        found = layouts.differences(welcome.layout, layout)
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        raise JoinError(
+            f"your model differs from the run's: {'; '.join(found[:3])}{more}",
+            code="W5-201",
+            fix="use the coordinator's job file",
+        )
+    source = _own_source(job, rules) if rules.data == "local" else None
+    flat = FlatModel(module, layout, device)
+    return NodeParts(Trainer(job, flat, rules, device), source, digest, welcome)
+
+
+def _own_source(job: Job, rules: Rules) -> MapSource:
+    source = build_source(job, rules.seed, 1, shuffle=False)
+    if not isinstance(source, MapSource) or source.samples != rules.data_samples:
+        raise JoinError(
+            f"your data set has {source.samples} samples, the run's has {rules.data_samples}",
+            code="W5-209",
+            fix="copy the coordinator's data here, or let it send batches with --data stream",
+        )
+    if source.fingerprint() != rules.data_digest:
+        raise JoinError(
+            "your data set has as many samples as the run's, but other ones",
+            code="W5-209",
+            fix="copy the coordinator's data here, or let it send batches with --data stream",
+        )
+    return source

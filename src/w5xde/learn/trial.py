@@ -1,0 +1,267 @@
+"""The trial: the coordinator computes the first batch itself, before any node is used.
+
+A wrong loss or label type is told at once, in the user's words; and what the first batch does (which buffers
+it changes, which generators it draws from) decides what travels and what is seeded.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from w5xde.config import Settings
+from w5xde.errors import JobError
+from w5xde.learn import layout as layouts
+from w5xde.learn.data import MapSource, Source
+from w5xde.learn.job import Job, describe
+from w5xde.learn.payload import Packer, unpack
+from w5xde.learn.seeding import DrawnFrom, seed_everything
+from w5xde.messages import Layout
+from w5xde.tree import batch_seed
+
+
+@dataclass(slots=True)
+class Trial:
+    loss: float
+    changed: set[str]
+    draws_python: bool
+    draws_numpy: bool
+    read_seconds: float
+
+
+def try_first_batch(job: Job, module: nn.Module, source: Source, settings: Settings) -> Trial:
+    seed = batch_seed(settings.seed, 0, 0)
+    seed_everything(seed)
+    drawn = DrawnFrom()
+    started = time.perf_counter()
+    batch = _first_batch(source)
+    read_seconds = time.perf_counter() - started
+    source.draws = drawn.torch or drawn.python or drawn.numpy
+    sent = _sender(batch)
+    parameters = {name: _Kept(parameter) for name, parameter in module.named_parameters()}
+    buffers = {name: _Kept(buffer) for name, buffer in module.named_buffers()}
+    seed_everything(seed)
+    drawn = DrawnFrom()
+    loss = _first_loss(job, module, sent(), settings.precision)
+    draws_python, draws_numpy = drawn.python, drawn.numpy
+    _check_gradients(module)
+    _check_parameters(module, parameters)
+    changed = _changed_buffers(module, buffers)
+    if settings.mode == "sync":
+        seed_everything(seed)
+        _check_repeatable(loss, _first_loss(job, module, sent(), settings.precision))
+    return Trial(loss, changed, draws_python, draws_numpy, read_seconds)
+
+
+def _check_repeatable(first: float, second: float) -> None:
+    # Far more than rounding could differ, far less than a carried state or a generator of its own makes.
+    if not math.isclose(first, second, rel_tol=1e-4, abs_tol=1e-6):
+        raise JobError(
+            f"the loss is {first:.6g} and then {second:.6g} for the same batch under the same seed",
+            code="W5-231",
+            why="it depends on what was computed before, or on a random generator of its own,"
+            " so each machine would train another model",
+            fix="keep such state in a buffer (register_buffer), draw from torch's global generator,"
+            " or use --mode async",
+        )
+
+
+class _Kept:
+    """A parameter or buffer as it was before the first batch."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.values = tensor.detach().clone()
+        self._version = tensor._version
+        self._place = tensor.data_ptr() if tensor.layout is torch.strided else 0
+
+    def is_written(self, now: Tensor) -> bool:
+        """Whether it was written to or replaced, in any of the ways torch allows."""
+        if now is not self.tensor or now.layout is not torch.strided:
+            return not self.is_same(now)
+        # Writing through .data leaves the version alone, and giving other .data leaves the values alone.
+        return now._version != self._version or now.data_ptr() != self._place or not self.is_same(now)
+
+    def is_same(self, now: Tensor) -> bool:
+        if now.layout is not torch.strided:
+            return True  # a sparse cache; what is persistent is never sparse
+        return self.is_alike(now) and not bool(self.differing(now).any())
+
+    def is_alike(self, now: Tensor) -> bool:
+        return now.shape == self.values.shape and now.dtype == self.values.dtype
+
+    def differing(self, now: Tensor) -> Tensor:
+        """Which elements differ; NaN is no other than NaN."""
+        return (now != self.values) & ~((now != now) & (self.values != self.values))
+
+
+def _check_parameters(module: nn.Module, before: dict[str, _Kept]) -> None:
+    for name, parameter in module.named_parameters():
+        if name not in before:
+            raise JobError(
+                f"parameter {name} comes into being only when the model is used",
+                code="W5-221",
+                fix="run one batch through the model inside model() before you return it",
+            )
+        if parameter is not before[name].tensor or before[name].is_written(parameter):
+            raise JobError(
+                f"the loss changes parameter {name} itself",
+                code="W5-224",
+                why="every batch of a step must be computed on the same parameters",
+                fix="leave changing parameters to the optimizer",
+            )
+
+
+def _first_batch(source: Source) -> Any:
+    if isinstance(source, MapSource):
+        return source.read(0, 0)
+    for _, batch in source.epoch(0):
+        return batch
+    raise JobError("the data set is empty", code="W5-204", fix="data() must give at least one sample")
+
+
+def _sender(batch: Any) -> Callable[[], Any]:
+    """Gives the batch as a node will see it, anew each time; making it proves that it can be sent."""
+    packer = Packer()
+    item = packer.pack(batch)
+    body = bytearray(b"".join(packer.pieces))
+    return lambda: unpack(item, body)
+
+
+def _first_loss(job: Job, module: nn.Module, batch: Any, precision: str) -> float:
+    what = "the loss failed on the first batch, before any node was used"
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+            loss = job.loss(module, batch)
+    except Exception as error:
+        raise JobError(what, code="W5-205", why=describe(error), fix=_hint(error)) from error
+    if not isinstance(loss, Tensor):
+        raise JobError(
+            f"the loss returned a {type(loss).__name__}, not a tensor",
+            code="W5-205",
+            fix="return the loss as a tensor (without .item())",
+        )
+    if loss.numel() != 1:
+        raise JobError(
+            f"the loss has shape {tuple(loss.shape)}, not one number",
+            code="W5-205",
+            fix="return a scalar, for example loss.mean()",
+        )
+    if loss.is_complex():
+        raise JobError(
+            "the loss is complex", code="W5-205", fix="return a real number, for example loss.abs()"
+        )
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise JobError(
+            f"the loss is {value} on the first batch",
+            code="W5-205",
+            fix="look at the inputs (NaN in the data?), the initial weights, or a log of zero",
+        )
+    if not loss.requires_grad:
+        raise JobError(
+            "the loss does not depend on any parameter that is trained",
+            code="W5-205",
+            fix="compute it from model(…) without torch.no_grad() or .detach()",
+        )
+    try:
+        loss.backward()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise JobError(what, code="W5-205", why=describe(error), fix=_hint(error)) from error
+    return value
+
+
+def _hint(error: Exception) -> str:
+    text = str(error)
+    if "Long" in text or "expected scalar type" in text or "target" in text:
+        return (
+            "check the type of the labels: class numbers must be integers (y.long()),"
+            " targets floats (y.float())"
+        )
+    if "mat1 and mat2" in text or "size" in text or "shape" in text:
+        return "check that the shape of the batch fits the model"
+    return "call loss(model(), batch) on one batch by hand to see the whole error"
+
+
+def _check_gradients(module: nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+            raise JobError(
+                f"the gradient of {name} is sparse",
+                code="W5-225",
+                fix="build the embedding with sparse=False (gradients travel as one dense vector)",
+            )
+        parameter.grad = None
+
+
+def _changed_buffers(module: nn.Module, before: dict[str, _Kept]) -> set[str]:
+    """Names of the persistent buffers that the first batch wrote to; all are put back as they were."""
+    persistent = set(module.state_dict(keep_vars=True))
+    written = set()
+    for name, buffer in list(module.named_buffers()):
+        kept = before.get(name)
+        if kept is None or not kept.is_alike(buffer):
+            if name not in persistent:
+                continue  # a cache that grows is nobody's state
+            raise JobError(
+                f"buffer {name} changes its shape or dtype while training",
+                code="W5-226",
+                fix="register it with persistent=False if it is a cache, or give it its full shape at once",
+            )
+        if kept.is_written(buffer):
+            if name in persistent:
+                _refuse_without_differences(name, kept, buffer)
+                written.add(name)
+            elif not kept.is_same(buffer):
+                raise JobError(
+                    f"buffer {name} changes while training but is not persistent",
+                    code="W5-226",
+                    why="it would differ from node to node and never reach the trained model",
+                    fix="register it with persistent=True",
+                )
+        # Back to the tensor it was, for one that was assigned may be a view of something else.
+        owner, _, local = name.rpartition(".")
+        setattr(module.get_submodule(owner), local, kept.tensor)
+        if not kept.is_same(kept.tensor):
+            with torch.no_grad():
+                kept.tensor.copy_(kept.values)
+    return written
+
+
+def _refuse_without_differences(name: str, kept: _Kept, now: Tensor) -> None:
+    """Nodes tell how they changed a buffer; from infinity to a number there is no difference to tell."""
+    if not layouts.has_differences(kept.values):
+        raise JobError(
+            f"buffer {name} changes while training but holds NaN, or numbers torch cannot add"
+            f" ({layouts.dtype_name(now.dtype)})",
+            code="W5-226",
+            fix="give it finite numbers of an ordinary dtype to start with",
+        )
+    endless = kept.values[kept.differing(now) & ~torch.isfinite(kept.values)]
+    if endless.numel():
+        raise JobError(
+            f"buffer {name} starts at {endless[0].item()} and changes while training",
+            code="W5-226",
+            why="a buffer moves by the mean of its differences in the batches of a step",
+            fix="let it start at a finite number, for example 0",
+        )
+
+
+def refuse_unsavable(layout: Layout) -> None:
+    """A dtype that model.safetensors cannot hold would be found out only when training is over."""
+    for entry in layout.entries:
+        try:
+            save({"": torch.empty(0, dtype=layouts.DTYPES[entry.dtype])})
+        except KeyError:
+            raise JobError(
+                f"{entry.name} is {entry.dtype}, which a safetensors file cannot hold",
+                code="W5-230",
+                fix="use a smaller dtype (complex64), or two real tensors",
+            ) from None
