@@ -1,4 +1,4 @@
-"""The canonical tree: whoever sums which part of a step, and whenever it comes, the expression is the same."""
+"""The canonical tree: whoever sums which part of a step, and whenever, the expression is the same."""
 
 from __future__ import annotations
 

@@ -46,7 +46,10 @@ def retold(text: str) -> str:
             lines.append(event)
             continue
         effects = list(teller.tell(event)) or ["nothing"]
-        lines += [f"{left:{column}}{ARROW} {right}" for left, right in zip([event] + [""] * len(effects), effects)]
+        lines += [
+            f"{left:{column}}{ARROW} {right}"
+            for left, right in zip([event, *[""] * (len(effects) - 1)], effects, strict=True)
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -56,7 +59,11 @@ class Teller:
     def __init__(self, header: str) -> None:
         given = dict(word.split("=", 1) for word in header.split()[1:])
         samples = given.pop("samples", "8")
-        steps, epochs, seconds = given.pop("steps", None), given.pop("epochs", "1"), given.pop("seconds", None)
+        steps, epochs, seconds = (
+            given.pop("steps", None),
+            given.pop("epochs", "1"),
+            given.pop("seconds", None),
+        )
         self.core = CoordinatorCore(
             Plan(
                 step_batches=int(given.pop("step", "4")),
@@ -187,7 +194,9 @@ def in_words(effect: ev.Effect) -> str:
         case ev.Fold():
             return f"fold {short(effect.lease.id)}"
         case ev.Step():
-            shares = ", ".join(f"{batches(Span(start, stop))} by {node}" for start, stop, node in effect.shares)
+            shares = ", ".join(
+                f"{batches(Span(start, stop))} by {node}" for start, stop, node in effect.shares
+            )
             return f"apply step {effect.plan.index} to v{effect.version}: {shares}"
         case ev.Evaluate():
             return f"evaluate after {effect.step} steps"

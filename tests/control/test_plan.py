@@ -8,7 +8,12 @@ from w5xde.control.plan import Plan, StepPlan
 
 
 def plan(
-    *, samples: int | None = 10, size: int = 2, step: int = 2, epochs: int | None = 1, steps: int | None = None
+    *,
+    samples: int | None = 10,
+    size: int = 2,
+    step: int = 2,
+    epochs: int | None = 1,
+    steps: int | None = None,
 ) -> Plan:
     return Plan(step_batches=step, epoch_limit=epochs, step_limit=steps, samples=samples, batch_size=size)
 

@@ -1,4 +1,4 @@
-"""Every story in stories/ goes as it is told there. `python -m tests.control.test_stories --rewrite` retells them."""
+"""Every story goes as it is told. `python -m tests.control.test_stories --rewrite` tells them anew."""
 
 from __future__ import annotations
 
@@ -19,10 +19,16 @@ def test_the_story_goes_as_told(path: Path) -> None:
     really = retold(told)
     if really != told:
         difference = difflib.unified_diff(
-            told.splitlines(), really.splitlines(), f"{path.name} as told", "as the core has it", lineterm="", n=100
+            told.splitlines(),
+            really.splitlines(),
+            f"{path.name} as told",
+            "as the core has it",
+            lineterm="",
+            n=100,
         )
         pytest.fail(
-            "\n".join(difference) + "\n\nmeant so? python -m tests.control.test_stories --rewrite", pytrace=False
+            "\n".join(difference) + "\n\nmeant so? python -m tests.control.test_stories --rewrite",
+            pytrace=False,
         )
 
 

@@ -1,4 +1,4 @@
-"""A step in progress: batches are free, in hands, or in; what goes wrong with one is found out batch by batch."""
+"""A step in progress: every batch is free, in hands, or in; a bad one is found out batch by batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def pool(*names: str) -> Members:
 
 
 def lent(work: StepWork, node: str, start: int, stop: int) -> Lease:
-    return Lease(next(NUMBERS), node, work.plan, Span(start, stop), version=0, granted_at=0.0, expected_at=0.0)
+    return Lease(
+        next(NUMBERS), node, work.plan, Span(start, stop), version=0, granted_at=0.0, expected_at=0.0
+    )
 
 
 def carve(work: StepWork, node: str, want: int, members: Members) -> Span:

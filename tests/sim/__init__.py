@@ -1,1 +1,1 @@
-"""A simulated pool: the real cores under virtual time, seeded faults, and books that are audited after every event."""
+"""A simulated pool: the real cores under virtual time, with seeded faults, audited after every event."""

@@ -32,7 +32,7 @@ def require(condition: bool, sentence: str) -> None:
 
 
 def canonical(epoch: int, start: int, stop: int, version: int) -> Sum:
-    """How batches `start` to `stop` must be summed: written anew here, not borrowed from the code under test."""
+    """How batches `start` to `stop` must be summed: written anew, not borrowed from the code under test."""
     count = stop - start
     if count == 1:
         return (epoch, start, version)
@@ -107,8 +107,13 @@ class Books:
         if isinstance(event, ev.Dropped):
             self._outstanding.pop(event.lease, None)
         held = {lease.id for lease in self._core.leases}
-        require(held == self._outstanding.keys(), f"outstanding are {sorted(held)}, not {sorted(self._outstanding)}")
-        require(self._core.version == self._version, f"version {self._core.version} after {self._version} steps")
+        require(
+            held == self._outstanding.keys(),
+            f"outstanding are {sorted(held)}, not {sorted(self._outstanding)}",
+        )
+        require(
+            self._core.version == self._version, f"version {self._core.version} after {self._version} steps"
+        )
         self._core.check()
 
     def _audit(self, event: ev.Event, effect: ev.Effect, was_closing: bool, now: float) -> None:
@@ -119,7 +124,9 @@ class Books:
             case ev.Cancel():
                 for number in effect.leases:
                     lease = self._outstanding.pop(number, None)
-                    require(lease is not None and lease.node == effect.node, f"{effect} cancels what is not lent")
+                    require(
+                        lease is not None and lease.node == effect.node, f"{effect} cancels what is not lent"
+                    )
             case ev.Reject():
                 require(
                     isinstance(event, ev.Answered | ev.Failed)
@@ -133,12 +140,18 @@ class Books:
             case ev.Fold():
                 self._may_fold(event, effect.lease)
             case ev.Step():
-                require(effect.version == self._version, f"step {effect.plan.index} is to be version {effect.version}")
+                require(
+                    effect.version == self._version,
+                    f"step {effect.plan.index} is to be version {effect.version}",
+                )
                 self._version += 1
             case ev.Close():
                 if effect.reason.startswith("silent"):
                     silent = self._awake_at(now) - self._hands[effect.node].heard_awake
-                    require(silent > SILENCE_SECONDS - EPSILON_SECONDS, f"{effect} after {silent:.2f} s of silence")
+                    require(
+                        silent > SILENCE_SECONDS - EPSILON_SECONDS,
+                        f"{effect} after {silent:.2f} s of silence",
+                    )
                 self._gone(effect.node)
             case ev.Finish():
                 self._finished(effect)
@@ -157,7 +170,9 @@ class Books:
             require(lease.version == self._version, f"{lease} of another version than {self._version}")
             require(is_aligned(lease.span, lease.step.count), f"{lease} is no part of the tree")
             is_new = lease.step.index > self._begun
-            require(not (was_closing and is_new), f"step {lease.step.index} begins although the run is to stop")
+            require(
+                not (was_closing and is_new), f"step {lease.step.index} begins although the run is to stop"
+            )
             self._begun = max(self._begun, lease.step.index)
             planned = (lease.step.epoch, lease.step.first, lease.step.sizes)
             require(planned == self._scenario.steps[lease.step.index], f"{lease.step} is not as planned")
@@ -166,7 +181,10 @@ class Books:
         allowed = WINDOW_LEASES
         if self._scenario.mode == "async":
             allowed = max(1, (self._scenario.staleness + 1) // len(self._hands))
-        require(len(hand.leases) <= allowed, f"{effect.node} holds {len(hand.leases)} leases, {allowed} are allowed")
+        require(
+            len(hand.leases) <= allowed,
+            f"{effect.node} holds {len(hand.leases)} leases, {allowed} are allowed",
+        )
 
     def _returned(self, event: ev.Answered | ev.Failed | ev.Dropped) -> None:
         if event.node in self._hands:
@@ -216,7 +234,9 @@ class Books:
         start = plan.first * self._scenario.batch_size
         for sample in range(start, start + plan.samples):
             counts[sample] += 1
-            require(counts[sample] == 1, f"sample {sample} of epoch {plan.epoch} counts {counts[sample]} times")
+            require(
+                counts[sample] == 1, f"sample {sample} of epoch {plan.epoch} counts {counts[sample]} times"
+            )
         self._applied.append(plan.index)
         self.stepped_at[plan.index] = now
 
@@ -228,7 +248,7 @@ class Books:
             hand.heard_awake, hand.heard_strict = self._awake_at(now), self._strict_at(now)
 
     def _awake_at(self, now: float) -> float:
-        """Seconds the coordinator was awake, rather too many: a stop counts as the longest that is not one."""
+        """Seconds the coordinator was awake, rather too many: a stop counts as the longest that is none."""
         return self._awake + min(now - self._ticked_at, TICK_SECONDS + STALL_SECONDS)
 
     def _strict_at(self, now: float) -> float:
@@ -250,12 +270,18 @@ class Books:
 
     def _finished(self, finish: ev.Finish) -> None:
         progress = self._core.progress
-        require(progress.steps <= len(self._applied), f"{progress.steps} steps are counted, {self._applied} applied")
+        require(
+            progress.steps <= len(self._applied),
+            f"{progress.steps} steps are counted, {self._applied} applied",
+        )
         if finish.error:
             worst = max(self._failures.values(), key=len, default=[])
             require(len(worst) >= ATTEMPTS_MAX, f"given up after {len(worst)} failures: {finish.error}")
             return
-        require(progress.steps == len(self._applied), f"{progress.steps} steps are counted, {self._applied} applied")
+        require(
+            progress.steps == len(self._applied),
+            f"{progress.steps} steps are counted, {self._applied} applied",
+        )
         require(progress.samples == sum(map(sum, self._counts)), f"{progress.samples} samples are counted")
         if self._scenario.mode == "sync":
             require(self._applied == list(range(len(self._applied))), f"steps came as {self._applied}")
@@ -263,4 +289,7 @@ class Books:
             require(self._is_closing, f"{finish}, but nobody asked to stop")
             return
         expected = list(range(len(self._scenario.steps)))
-        require(sorted(self._applied) == expected, f"all done, but {len(self._applied)} of {len(expected)} steps are")
+        require(
+            sorted(self._applied) == expected,
+            f"all done, but {len(self._applied)} of {len(expected)} steps are",
+        )

@@ -1,4 +1,4 @@
-"""A machine: the body of one simulated node around the real NodeCore, and the line that joins it to the world.
+"""A machine: the body of one simulated node around the real NodeCore, and its line to the coordinator.
 
 Computes as long as its speed says, dies, freezes, wakes up. Knows nothing of what the coordinator decides.
 """
@@ -161,14 +161,19 @@ class Machine:
         for effect in effects:
             match effect:
                 case nd.Dial():
-                    require(0.0 <= effect.after_seconds <= nd.RETRY_SECONDS_MOST, f"{self.name} wants {effect}")
+                    require(
+                        0.0 <= effect.after_seconds <= nd.RETRY_SECONDS_MOST, f"{self.name} wants {effect}"
+                    )
                     self._after(effect.after_seconds + self._world.delay(), self._open)
                 case nd.Greet():
                     self._say(self._world.greeted, self.name)
                 case nd.Check():
                     self._after(self._world.scenario.checking_seconds, self._tell, nd.Checked())
                 case nd.SayReady():
-                    require(self._line is None or bool(self._line.name), f"{self.name} is ready before its welcome")
+                    require(
+                        self._line is None or bool(self._line.name),
+                        f"{self.name} is ready before its welcome",
+                    )
                     self._say(self._world.readied)
                 case nd.SayBeat():
                     self._say(self._world.beaten)
@@ -250,13 +255,16 @@ class Machine:
             answer = Answer(lease.id, total)
         uneven = self._rng.uniform(-1, 1) * self._world.scenario.unevenness
         self._after(
-            self.batch_seconds * lease.span.count * (1 + uneven), self._compute, line, work, [*answers, answer]
+            self.batch_seconds * lease.span.count * (1 + uneven),
+            self._compute,
+            line,
+            work,
+            [*answers, answer],
         )
 
     def _answer(self, line: Line | None, answers: list[Answer]) -> None:
-        if line is not None and line.is_open_at_node:
-            line.to_desk(self._world.updated, answers)
-        elif line is not None and "ghost" in self._world.scenario.faults:
+        is_heard_anyway = "ghost" in self._world.scenario.faults
+        if line is not None and (line.is_open_at_node or is_heard_anyway):
             line.to_desk(self._world.updated, answers)
         self._done()
 

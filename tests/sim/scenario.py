@@ -91,7 +91,7 @@ class Scenario:
 
     @property
     def deadline(self) -> float:
-        """When a run must be over if one node stayed healthy from `quiet_at` on, the slowest and all alone."""
+        """When a run must be over if one node is healthy from `quiet_at` on, the slowest and all alone."""
         slowest = (max(self.nodes) + 4 * self.delay_seconds) * (1 + self.unevenness)
         overheads = len(self.steps) * (self.learner_seconds + self.reading_seconds + 4 * self.delay_seconds)
         # Twice, because it may be computing what was just made superfluous; a minute for silence and backoff.
@@ -108,7 +108,9 @@ class Scenario:
         total = sum(len(sizes) for sizes in epochs)
         expected = total / sum(1 / seconds for seconds in batch_seconds)
         is_async = rng.random() < 0.4
-        step_limit = rng.randint(1, len(epochs) * -(-len(epochs[0]) // step_batches)) if rng.random() < 0.2 else None
+        step_limit = (
+            rng.randint(1, len(epochs) * -(-len(epochs[0]) // step_batches)) if rng.random() < 0.2 else None
+        )
         late = [rng.uniform(0, expected) for _ in batch_seconds]
         return Scenario(
             nodes=batch_seconds,
@@ -162,8 +164,10 @@ def _blows(rng: random.Random, faults: tuple[str, ...], nodes: int, expected: fl
     if "exodus" in faults:
         blows.append(Blow(rng.uniform(0, expected), "exodus", 0, rng.uniform(0.5, 15)))
     if "pause" in faults:
-        for _ in range(rng.randint(1, 2)):
-            blows.append(Blow(rng.uniform(0, 1.5 * expected), "pause", 0, rng.choice(PAUSES_SECONDS)))
+        blows += [
+            Blow(rng.uniform(0, 1.5 * expected), "pause", 0, rng.choice(PAUSES_SECONDS))
+            for _ in range(rng.randint(1, 2))
+        ]
     if "stop" in faults:
         blows.append(Blow(rng.choice((rng.uniform(0, expected), rng.uniform(0, 60))), "stop", 0, 0.0))
     return blows

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tests.sim.scenario import Scenario
@@ -13,7 +15,9 @@ STEPS = 12
 STEPS_TO_LEARN = 2
 
 
-def step_seconds(nodes: list[float], step_batches: int, joins_at: tuple[float, ...] = (), mode: str = "sync") -> list[float]:
+def step_seconds(
+    nodes: list[float], step_batches: int, joins_at: tuple[float, ...] = (), mode: str = "sync"
+) -> list[float]:
     """How long each step of a run without faults took."""
     scenario = Scenario(
         nodes=tuple(nodes),
@@ -27,7 +31,7 @@ def step_seconds(nodes: list[float], step_batches: int, joins_at: tuple[float, .
     world = World(scenario)
     world.run()
     ends = [0.0, *(world.books.stepped_at[step] for step in range(STEPS))]
-    return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(ends)]
 
 
 def ideal_seconds(nodes: list[float], step_batches: int) -> float:

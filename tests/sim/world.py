@@ -1,7 +1,8 @@
 """The simulated world: virtual time, a network of lines, and the coordinator's body around the real core.
 
 A heap of (time, what happens). One seed decides everything, so any failure can be replayed. Mirrors
-`runtime/coordinator.py` without sockets, tensors and clocks: what is lent, admitted or given up is the core's.
+`runtime/coordinator.py` without sockets, tensors and clocks; what is lent, admitted or given up is the
+core's to say.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from w5xde.control.leases import INCARNATION_SHIFT, Lease
 from w5xde.control.members import BEAT_SECONDS
 from w5xde.control.plan import Plan
 
-# A run that needs more than this has lost its way: the longest of the first 100,000 seeds is far below.
+# A run that needs more than this has lost its way: most seeds need a few hundred, the longest some 20,000.
 EVENTS_MAX = 200_000
 
 
@@ -216,11 +217,11 @@ class World:
     # --- what nodes say ---------------------------------------------------------------------------
 
     def greeted(self, line: Line, name: str) -> None:
-        line.name = name.split("-")[0]
+        wanted = line.name = name.partition("-")[0]
         for number in itertools.count(2):
             if line.name not in self._peers:
                 break
-            line.name = f"{name.split('-')[0]}-{number}"
+            line.name = f"{wanted}-{number}"
         self._peers[line.name] = line
         line.to_node(line.machine.welcomed, line.name)
 
@@ -300,7 +301,9 @@ class World:
         if line.version is None or line.version < wanted[0].version:
             line.version = self.core.version
             line.to_node(line.machine.given, Params(line.version))
-        line.works.append(([lease.id for lease in wanted], sum(lease.span.count for lease in wanted), self.now))
+        line.works.append(
+            ([lease.id for lease in wanted], sum(lease.span.count for lease in wanted), self.now)
+        )
         line.to_node(line.machine.given, Work(wanted))
 
     def _cancel(self, effect: ev.Cancel) -> None:
