@@ -182,6 +182,6 @@ def test_a_batch_that_fails_everywhere_ends_the_run_with_its_reason(
 ) -> None:
     monkeypatch.setenv("TEST_POISON", "3.4")
     with pytest.raises(
-        w5xde.TrainingError, match=r"fails on every node: ValueError: this sample is poison \(jobs.py"
+        w5xde.TrainingError, match=r"fails wherever it is tried: ValueError: this sample is poison \(jobs.py"
     ):
         w5xde.train(f"{JOBS}:poisoned", nodes=2, epochs=3, runs=str(tmp_path))

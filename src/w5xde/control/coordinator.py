@@ -141,7 +141,10 @@ class CoordinatorCore:
             )
         for member in self.members.silent(now):
             reason = f"silent for {now - member.heard_at:.1f} s"
-            effects += [Close(member.name, reason), *self._left(Left(member.name, reason), now)]
+            effects += [
+                Close(member.name, reason, for_good=False),
+                *self._left(Left(member.name, reason), now),
+            ]
         limit = self._settings.seconds
         if limit is not None and self.started_at is not None and now - self.started_at >= limit:
             effects += self._stop(Stop("time is up"), now)
@@ -185,12 +188,16 @@ class CoordinatorCore:
             Note("failed", f"{event.node} could not compute {where}: {event.reason}", {"node": event.node}),
         ]
         if work is not None and work.is_hopeless(lease.span, self.members):
-            return effects + self._finish("", error=f"{where} fails on every node: {event.reason}")
+            return effects + self._finish("", error=f"{where} fails wherever it is tried: {event.reason}")
         if member is not None:
             member.failures_in_a_row += 1
             if member.failures_in_a_row >= FAILURES_IN_A_ROW_MAX and len(self.members) > 1:
                 reason = f"{member.failures_in_a_row} leases in a row failed there"
-                return [*effects, Close(member.name, reason), *self._left(Left(member.name, reason), now)]
+                return [
+                    *effects,
+                    Close(member.name, reason, for_good=True),
+                    *self._left(Left(member.name, reason), now),
+                ]
         return effects + self._lend(self.members, now)
 
     def _dropped(self, event: Dropped, now: float) -> list[Effect]:

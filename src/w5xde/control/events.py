@@ -144,10 +144,11 @@ class Evaluate:
 
 @dataclass(slots=True)
 class Close:
-    """Part with this node."""
+    """Part with this node, for good or until it comes back by itself."""
 
     node: str
     reason: str
+    for_good: bool
 
 
 @dataclass(slots=True)

@@ -50,6 +50,7 @@ class Members:
         self._ticked_at: float | None = None
         # Kept up to date rather than summed, so that a decision costs the same with a thousand nodes.
         self.pool_rate = 0.0
+        self.measured_count = 0
         self.pending_batches = 0
 
     def __len__(self) -> int:
@@ -67,6 +68,8 @@ class Members:
     def join(self, name: str, now: float) -> Member:
         if name in self._members:
             raise ValueError(f"{name} is here already")
+        if self._ticked_at is None:
+            self._ticked_at = now
         member = self._members[name] = Member(name, joined_at=now, heard_at=now, free_at=now, idle_since=now)
         return member
 
@@ -74,6 +77,7 @@ class Members:
         member = self._members.pop(name, None)
         if member is not None:
             self.pool_rate = sum(m.rate for m in self)
+            self.measured_count -= member.batch_seconds is not None
             self.pending_batches -= member.pending_batches
         return member
 
@@ -106,6 +110,7 @@ class Members:
         before, known = member.rate, member.batch_seconds
         if known is None:
             member.batch_seconds = batch_seconds
+            self.measured_count += 1
         else:
             is_another = not known / 2 < batch_seconds < known * 2
             member.batch_seconds = known + (_NEWEST_IF_ANOTHER if is_another else _NEWEST) * (
@@ -117,8 +122,7 @@ class Members:
         """What we know of the member, else what is usual in the pool."""
         if member.batch_seconds is not None:
             return member.batch_seconds
-        measured = sum(1 for m in self if m.batch_seconds is not None)
-        return measured / self.pool_rate if self.pool_rate > 0 else 0.0
+        return self.measured_count / self.pool_rate if self.pool_rate > 0 else 0.0
 
     def forgive_stall(self, now: float, expected_seconds: float) -> float:
         """Called at every tick. If we ourselves were stopped, nobody is blamed for that time."""
@@ -127,7 +131,8 @@ class Members:
             return 0.0
         stall = now - before - expected_seconds
         for member in self:
-            member.heard_at += stall
+            # What was heard after we woke up needs no forgiveness.
+            member.heard_at = min(now, member.heard_at + stall)
             member.free_at += stall
         return stall
 

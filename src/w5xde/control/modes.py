@@ -32,6 +32,8 @@ OVERDUE_SECONDS_MIN = 0.05
 STUCK_SECONDS_MIN = 10.0
 # Nodes slower than this many times the pool's mean are asked whether they would finish in time.
 SLOW_FACTOR = 1.5
+# Spans are powers of two: a share this little short of the next one is rounded up to it.
+SHARE_SLACK = 1.1
 # One that is left out is tried again after this many times what a batch took it.
 PROBE_FACTOR = 4.0
 
@@ -164,6 +166,10 @@ class Sync(Mode):
         ordered = sorted(
             candidates, key=lambda m: max(now, m.free_at) + self.members.expected_batch_seconds(m)
         )
+        # Whoever is not measured yet counts as fast as the others, or the first known would take it all.
+        seconds = [(m.free_at, self.members.expected_batch_seconds(m)) for m in self.members]
+        pool_rate = sum(1.0 / each for _, each in seconds if each)
+        busy = sum(max(0.0, free_at - now) / each for free_at, each in seconds if each)
         for held in range(WINDOW_LEASES):
             for member in ordered:
                 if not work.free:
@@ -172,8 +178,12 @@ class Sync(Mode):
                     continue
                 if not self._is_in_time(member, work, now):
                     continue
-                span = work.carve(member.name, self._fair_share(member, work), self.members)
+                share = self._fair_share(
+                    member, (work.free_batches + busy) / pool_rate if pool_rate else 0.0, now
+                )
+                span = work.carve(member.name, share, self.members)
                 if span is not None:
+                    busy += span.count
                     found.append([self.lend(member, work, span, version, now)])
         if not work.free:
             idle = [member for member in ordered if not member.pending]
@@ -183,12 +193,12 @@ class Sync(Mode):
                     found.append([self.lend(member, work, copy, version, now)])
         return found
 
-    def _fair_share(self, member: Member, work: StepWork) -> int:
-        """A power of two of batches: what the member can still take if all are to be done together."""
+    @staticmethod
+    def _fair_share(member: Member, together: float, now: float) -> int:
+        """A power of two of batches: what the member can take if all are done `together`, in seconds."""
         if not member.batch_seconds:
             return 1
-        together = (work.free_batches + self.members.pending_batches) / self.members.pool_rate
-        share = int(together * member.rate - member.pending_batches + 0.01)
+        share = int((together - max(0.0, member.free_at - now)) * member.rate * SHARE_SLACK)
         share = max(share, int(LEASE_SECONDS_MIN / member.batch_seconds), 1)
         return 1 << (share.bit_length() - 1)
 
@@ -202,7 +212,9 @@ class Sync(Mode):
             return True
         if not member.pending and now - member.idle_since > PROBE_FACTOR * mine:
             return True  # it may have been slow for once; if not, somebody copies the batch in time
-        batches = work.free_batches + self.members.pending_batches - member.pending_batches
+        batches = work.free_batches + sum(
+            max(0.0, other.free_at - now) * other.rate for other in self.members if other is not member
+        )
         soonest = min(
             max(0.0, other.free_at - now) + self.members.expected_batch_seconds(other)
             for other in self.members

@@ -172,6 +172,7 @@ class NodeCore:
         self.is_over = False
         self._is_connected = False
         self._may_beat = False
+        self._checks = 0
         self._is_leaving = False
         self._attempts = 0
         self._alone_since: float | None = None
@@ -199,9 +200,12 @@ class NodeCore:
                 return self._lost(event.reason, now)
             case Welcomed():
                 self._may_beat = True
+                self._checks += 1
                 return [Check()]
             case Checked():
-                if not self._is_connected:
+                # A check begun on a connection that broke meanwhile says nothing on the new one.
+                self._checks -= 1
+                if self._checks or not self._may_beat:
                     return []
                 self.has_joined = True
                 self._attempts, self._alone_since = 0, None

@@ -52,7 +52,8 @@ class StepWork:
             return 0
         if any(free.holds(span) for free in self.free):
             return 0
-        if span.count > 1 and any(True for held, _ in self.tree if span.holds(held)):
+        parts = [held for held, _ in self.tree] + [lease.span for lease in leases]
+        if span.count > 1 and any(span.holds(part) for part in parts):
             return sum(self.give_back(half, leases) for half in halves(span))
         self.free = sorted([free for free in self.free if not span.holds(free)] + [span])
         self.free_batches = sum(free.count for free in self.free)

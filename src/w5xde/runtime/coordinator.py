@@ -224,10 +224,10 @@ class Coordinator:
         self._tell(lambda callback: callback.on_node_leave(self.status(), peer.name, reason))
 
     def _close(self, effect: ev.Close) -> None:
-        # The core has parted from the node already; a silent one will not read our goodbye.
+        # A node that was only silent is not told to go: it may wake up, and will come back.
         peer = self._reception.get(effect.node)
         if peer is not None:
-            self._reception.turn_out(peer, effect.reason)
+            self._reception.turn_out(peer, effect.reason, abruptly=not effect.for_good)
 
     # --- answers in -------------------------------------------------------------------------------
 
