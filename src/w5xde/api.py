@@ -7,11 +7,13 @@ it returns when the run is over. Environment and `w5xde.toml` count here as on t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from w5xde.runtime.coordinator import Coordinator
     from w5xde.runtime.node import Node, NodeReport
+    from w5xde.runtime.nursery import Nursery
 
 
 @dataclass(slots=True)
@@ -110,25 +113,29 @@ def run_coordinator(
 ) -> Result:
     """A whole run, with settings that are already checked. `name` is what a job without a file is called."""
     named = _find(job, name)
-    from w5xde.learn.device import choose_device, use_threads
+    from w5xde.learn.device import choose_device, threads
     from w5xde.runtime.nursery import Nursery
 
     choose_device(settings.device)
-    use_threads(settings.threads)
-    # Forked first: a fork after torch has started threads, or sockets are open, would copy them.
-    nursery = Nursery(named.job, settings) if settings.nodes else None
-    is_over = False
-    try:
-        result = _run_prepared(named, settings, callbacks, watcher or Watcher(), nursery)
-        is_over = True
-        return result
-    finally:
-        if nursery is not None:
-            nursery.close(now=not is_over)
+    with threads(settings.threads):
+        # Forked first: a fork after torch has started threads, or sockets are open, would copy them.
+        nursery = Nursery(named.job, settings) if settings.nodes else None
+        is_over = False
+        try:
+            result = _run_prepared(named, settings, callbacks, watcher or Watcher(), nursery)
+            is_over = True
+            return result
+        finally:
+            if nursery is not None:
+                nursery.close(now=not is_over)
 
 
 def _run_prepared(
-    named: _Named, settings: Settings, callbacks: Iterable[Callback], watcher: Watcher, nursery: Any
+    named: _Named,
+    settings: Settings,
+    callbacks: Iterable[Callback],
+    watcher: Watcher,
+    nursery: Nursery | None,
 ) -> Result:
     from w5xde.learn.prepare import prepare
     from w5xde.runtime.coordinator import Coordinator
@@ -153,14 +160,28 @@ def _run_prepared(
             LocalNodes(nursery, coordinator, settings.nodes, host, port).start()
 
     try:
-        asyncio.run(_with_signals(coordinator.run(opened), coordinator.stop))
+        _run(coordinator.run(opened), coordinator.stop)
     finally:
         watcher.ended()
-        try:
-            summary = coordinator.conclude()
-        finally:
-            recorder.close()
+        if coordinator.address:
+            try:
+                summary = coordinator.conclude()
+            finally:
+                recorder.close()
+        else:
+            recorder.discard()
     return Result(prepared.learner.flat.module, summary, recorder.folder, coordinator.reason)
+
+
+def _run(work: Coroutine[Any, Any, None], stop: Callable[[str], None]) -> None:
+    """Run to the end; in a notebook, whose own loop runs already, on a thread beside it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(_with_signals(work, stop))
+        return
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        beside.submit(asyncio.run, _with_signals(work, stop)).result()
 
 
 async def _with_signals(work: Coroutine[Any, Any, None], stop: Callable[[str], None]) -> None:
@@ -179,8 +200,10 @@ async def _with_signals(work: Coroutine[Any, Any, None], stop: Callable[[str], N
                 print("finishing what is begun; once more stops now", file=sys.stderr, flush=True)
                 stop("interrupted")
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, interrupted)
+        # Where a loop cannot have handlers (Windows), Ctrl-C stops at once.
+        with contextlib.suppress(NotImplementedError):
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, interrupted)
     try:
         await running
     except asyncio.CancelledError:
@@ -224,7 +247,7 @@ def run_node_at(
         report.append(await node.run())
 
     try:
-        asyncio.run(_with_signals(work(), lambda reason: node.leave()))
+        _run(work(), lambda reason: node.leave())
     finally:
         watch.ended()
     return report[0]

@@ -105,6 +105,7 @@ def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str], tmp_pa
     told = capsys.readouterr().err
     assert f"port {port}" in told
     assert "--port 0" in told
+    assert not list(tmp_path.iterdir()), "a run that never began leaves no folder"
 
 
 def test_a_name_that_exists_is_not_overwritten(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

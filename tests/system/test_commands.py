@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import w5xde
 from tests.system.harness import JOBS, command, environment, free_port, run_json
@@ -134,6 +136,19 @@ def test_a_failing_callback_does_not_end_the_training(tmp_path: Path) -> None:
     result = w5xde.train(f"{JOBS}:job", nodes=1, epochs=1, runs=str(tmp_path), callbacks=[Broken()])
     assert result.summary["epochs"] == 1
     assert "not my day" in (result.folder / "events.jsonl").read_text()
+
+
+def test_training_in_a_notebook_goes_on_beside_its_own_loop(tmp_path: Path) -> None:
+    async def cell() -> w5xde.Result:
+        return w5xde.train(f"{JOBS}:job", nodes=1, steps=3, runs=str(tmp_path))
+
+    assert asyncio.run(cell()).summary["steps"] == 3
+
+
+def test_torchs_threads_are_the_users_again_afterwards(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    w5xde.train(f"{JOBS}:job", nodes=1, steps=1, threads=before + 1, runs=str(tmp_path))
+    assert torch.get_num_threads() == before
 
 
 def test_a_job_object_trains_without_a_file(tmp_path: Path) -> None:

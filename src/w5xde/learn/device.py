@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 
 from w5xde.errors import UsageError
@@ -14,6 +17,17 @@ def use_threads(count: int) -> None:
     Sums are split by the number of threads, so bits depend on it; and the setting holds for one thread only.
     """
     torch.set_num_threads(max(1, count))
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use this many threads here, and afterwards as many as before."""
+    before = torch.get_num_threads()
+    use_threads(count)
+    try:
+        yield
+    finally:
+        use_threads(before)
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import msgspec
 
 from w5xde.config import Settings
-from w5xde.errors import W5xdeError
+from w5xde.errors import UsageError, W5xdeError
 from w5xde.learn.job import Job
 from w5xde.runtime.node import Node
 
@@ -33,6 +33,12 @@ class Nursery:
     """Starts local nodes, and tells when one has ended."""
 
     def __init__(self, job: Job, settings: Settings) -> None:
+        if not hasattr(os, "fork"):
+            raise UsageError(
+                "this system cannot fork, so it cannot start nodes of its own",
+                code="W5-303",
+                fix="run  w5xde serve  and, in other terminals,  w5xde join",
+            )
         ours, theirs = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()

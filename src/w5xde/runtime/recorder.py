@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -76,6 +77,11 @@ class Recorder:
     def event(self, kind: str, text: str, facts: dict[str, Any]) -> None:
         row = {"time": time.time(), "kind": kind, "text": text, **facts}
         self._events.write(json.dumps(row) + "\n")
+
+    def discard(self) -> None:
+        """The run never began: leave no trace of it."""
+        self.close()
+        shutil.rmtree(self.folder)
 
     def close(self) -> None:
         self._metrics.close()
