@@ -41,7 +41,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     staleness: Annotated[
         int, Meta(ge=0, description="async: refuse an update computed more than this many steps ago")
-    ] = 64
+    ] = 16
     clip_norm: Annotated[float | None, Meta(description="clip the gradient of a step to this norm")] = None
     precision: Annotated[
         Literal["fp32", "bf16"], Meta(description="bf16: run the loss under bfloat16 autocast on the nodes")

@@ -51,7 +51,7 @@ class CoreSettings:
     """What the core must know of the run's settings."""
 
     mode: str
-    staleness: int = 64
+    staleness: int = 16
     seconds: float | None = None
     evaluate_every: int | None = None
     evaluates: bool = False
@@ -159,7 +159,7 @@ class CoordinatorCore:
     def _answered(self, event: Answered, now: float) -> list[Effect]:
         lease, member = self._settle(event.node, event.lease, now)
         if member is not None:
-            self.members.measured(member, event.batch_seconds)
+            self.members.measured(member, event.batch_seconds, event.compute_seconds)
         if isinstance(lease, str):
             return [Reject(event.node, event.lease, lease), *self._lend_to(member, now)]
         if member is not None:

@@ -31,11 +31,15 @@ class Left:
 
 @dataclass(slots=True)
 class Answered:
-    """A node sent a usable vector for a lease; a batch took it this long, transfer included."""
+    """A node sent a usable vector for a lease; a batch took it this long, transfer and waiting included.
+
+    `compute_seconds` is the part of it that the node itself was busy.
+    """
 
     node: str
     lease: int
     batch_seconds: float
+    compute_seconds: float | None = None
 
 
 @dataclass(slots=True)

@@ -27,6 +27,8 @@ class Member:
     heard_at: float
     # Seconds a batch takes there, transfer included; None until it is known.
     batch_seconds: float | None = None
+    # Of these, what the node itself computes: what remains when everything else goes fast.
+    compute_seconds: float | None = None
     answers: int = 0
     idle_since: float = 0.0
     # Leases the node has in hand, cancelled ones too until it says so: lease id -> batches.
@@ -103,10 +105,13 @@ class Members:
         if not member.pending:
             member.idle_since = now
 
-    def measured(self, member: Member, batch_seconds: float) -> None:
+    def measured(self, member: Member, batch_seconds: float, compute_seconds: float | None = None) -> None:
         member.answers += 1
         if member.answers == 1:
             return  # a first batch loads the model and warms up: it says nothing about the next
+        computed = batch_seconds if compute_seconds is None else compute_seconds
+        known_computed = computed if member.compute_seconds is None else member.compute_seconds
+        member.compute_seconds = known_computed + _NEWEST * (computed - known_computed)
         before, known = member.rate, member.batch_seconds
         if known is None:
             member.batch_seconds = batch_seconds

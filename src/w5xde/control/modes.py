@@ -329,9 +329,9 @@ class Async(Mode):
         return found
 
     def _frame_leases(self, member: Member, in_flight_max: int) -> int:
-        if not member.batch_seconds:
+        if not member.compute_seconds:
             return 1
-        return max(1, min(int(FRAME_SECONDS / member.batch_seconds), in_flight_max // 2, FRAME_LEASES_MAX))
+        return max(1, min(int(FRAME_SECONDS / member.compute_seconds), in_flight_max // 2, FRAME_LEASES_MAX))
 
     def _lend_some(self, member: Member, count: int, version: int, now: float) -> list[Lease]:
         leases: list[Lease] = []

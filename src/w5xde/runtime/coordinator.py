@@ -254,16 +254,18 @@ class Coordinator:
             elif answer.failure:
                 self.dispatch(ev.Failed(peer.name, answer.lease, answer.failure))
             else:
-                self._check(peer, answer, body, offset, batch_seconds)
+                self._check(peer, answer, body, offset, (batch_seconds, computed / batches))
                 offset += vector_bytes
 
-    def _check(self, peer: Peer, answer: Answer, body: bytearray, offset: int, batch_seconds: float) -> None:
+    def _check(
+        self, peer: Peer, answer: Answer, body: bytearray, offset: int, took: tuple[float, float]
+    ) -> None:
         vector = self._learner.vector(body, offset)
         self._incoming[answer.lease] = Contribution(vector, frozenset(answer.absent), answer.loss_sum)
 
         def checked(is_finite: bool) -> None:
             if is_finite and math.isfinite(answer.loss_sum):
-                self.dispatch(ev.Answered(peer.name, answer.lease, batch_seconds))
+                self.dispatch(ev.Answered(peer.name, answer.lease, *took))
             else:
                 self.dispatch(ev.Failed(peer.name, answer.lease, "its gradient is not finite"))
 

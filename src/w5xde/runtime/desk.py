@@ -79,7 +79,7 @@ class LendingDesk:
         def send(made: tuple[int, memoryview]) -> None:
             peer.version, raw = made
             peer.version_asked = max(peer.version_asked, peer.version)
-            peer.connection.send(Params(peer.version, whole), [raw])
+            peer.connection.send(Params(peer.version, whole), [raw], hold=True)
             self._send_work(peer, leases, found)
 
         self._actor.call(snapshot, send)

@@ -53,6 +53,7 @@ class Connection(asyncio.BufferedProtocol):
         self._opened, self._heard, self._lost = opened, heard, lost
         self._transport: asyncio.Transport | None = None
         self._queue: deque[tuple[memoryview, Callable[[], None] | None]] = deque()
+        self._held = b""
         self._is_paused = False
         self._is_closing = False
         self._reason = ""
@@ -105,9 +106,17 @@ class Connection(asyncio.BufferedProtocol):
     # --- our side ---------------------------------------------------------------------------------
 
     def send(
-        self, message: Message, pieces: Sequence[Buffer] = (), sent: Callable[[], None] | None = None
+        self,
+        message: Message,
+        pieces: Sequence[Buffer] = (),
+        sent: Callable[[], None] | None = None,
+        *,
+        hold: bool = False,
     ) -> None:
-        """Say something. `sent` is called when the pieces may be changed again."""
+        """Say something. `sent` is called when the pieces may be changed again.
+
+        With `hold` a small message waits for the next one and travels with it, in one system call.
+        """
         if self._transport is None or self._is_closing:
             return
         self.session.say(message)
@@ -115,19 +124,28 @@ class Connection(asyncio.BufferedProtocol):
         head = encode(message, body_bytes)
         self.bytes_sent += len(head) + body_bytes
         if not self._queue and body_bytes <= JOIN_BYTES_MAX:
-            self._transport.write(b"".join((head, *pieces)) if pieces else head)
+            self._held = b"".join((self._held, head, *pieces))
+            if not hold:
+                self._release()
             if sent is not None:
                 sent()
             return
+        self._release()
         self._queue.append((memoryview(head), None))
         last = len(pieces) - 1
         for at, piece in enumerate(pieces):
             self._queue.append((memoryview(piece).cast("B"), sent if at == last else None))
         self._pump()
 
+    def _release(self) -> None:
+        if self._held and self._transport is not None:
+            self._transport.write(self._held)
+        self._held = b""
+
     def close(self) -> None:
         """Part once everything has been sent."""
         self._is_closing = True
+        self._release()
         if self._transport is not None and not self._queue:
             self._transport.close()
         if self._transport is not None:
