@@ -18,6 +18,7 @@ from w5xde.config import Settings
 from w5xde.datasets import digits
 from w5xde.errors import TrainingError
 from w5xde.learn.data import MapSource
+from w5xde.learn.device import threads
 from w5xde.learn.job import Job
 from w5xde.learn.learner import weights_sha256
 from w5xde.tree import Span, batch_seed, halves
@@ -67,7 +68,8 @@ def run_demo(settings: Settings) -> dict[str, Any]:
     result = run_coordinator(job, settings, watcher=view, name="w5xde.demo:job")
     view.show_result(result)
     view.say("the same in one process, with a plain PyTorch loop …")
-    lonely = alone(settings)
+    with threads(settings.threads):
+        lonely = alone(settings)
     summary = result.summary | {
         "alone_sha256": weights_sha256(lonely),
         "alone_metrics": accuracy(lonely.eval()),
