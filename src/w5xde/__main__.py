@@ -1,7 +1,5 @@
 """`python -m w5xde`."""
 
-import sys
+from w5xde.cli import run
 
-from w5xde.cli import main
-
-sys.exit(main())
+run()

@@ -86,8 +86,10 @@ def _resolve(command: str, arguments: dict[str, Any]) -> Settings:
     return resolve(command, arguments, environment=os.environ, folder=Path.cwd())
 
 
-def train(job: Job | str, nodes: int = 2, *, callbacks: Iterable[Callback] = (), **settings: Any) -> Result:
-    """Train on this machine with `nodes` processes; others may join too."""
+def train(
+    job: Job | str, nodes: int | None = None, *, callbacks: Iterable[Callback] = (), **settings: Any
+) -> Result:
+    """Train on this machine with `nodes` processes (2 if nobody says otherwise); others may join too."""
     return run_coordinator(job, _resolve("train", {"nodes": nodes, **settings}), callbacks)
 
 
@@ -180,8 +182,19 @@ def _run(work: Coroutine[Any, Any, None], stop: Callable[[str], None]) -> None:
     except RuntimeError:
         asyncio.run(_with_signals(work, stop))
         return
-    with ThreadPoolExecutor(max_workers=1) as beside:
-        beside.submit(asyncio.run, _with_signals(work, stop)).result()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def beside() -> None:
+        loops.append(asyncio.get_running_loop())
+        await work
+
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        running = threads.submit(asyncio.run, beside())
+        try:
+            running.result()
+        except KeyboardInterrupt:
+            loops[0].call_soon_threadsafe(stop, "interrupted")
+            running.result()
 
 
 async def _with_signals(work: Coroutine[Any, Any, None], stop: Callable[[str], None]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
-import json
 import os
 import sys
 import traceback
@@ -139,7 +138,7 @@ _DEFAULTS = Settings()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    is_verbose = "verbose" in arguments or "--log=verbose" in arguments
+    is_verbose = _is_verbose(arguments)
     try:
         return _run(arguments)
     except W5xdeError as error:
@@ -158,6 +157,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return W5xdeError.exit_code
 
 
+def _is_verbose(arguments: list[str]) -> bool:
+    """Looked up before anything is parsed, because what fails may be the parsing."""
+    said = " ".join(arguments).replace("--log=", "--log ")
+    return "--log verbose" in said or os.environ.get("W5XDE_LOG") == "verbose"
+
+
+def run() -> NoReturn:
+    """The command itself."""
+    status = main()
+    if status == INTERRUPTED:
+        # Now means now: a thread that still computes a batch is not waited for.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 def _show_error(error: W5xdeError, is_verbose: bool) -> None:
     if is_verbose:
         traceback.print_exc()
@@ -172,9 +188,11 @@ def _run(arguments: list[str]) -> int:
     places = {key: given.pop(key) for key in ("address", "job") if key in given}
     settings = resolve(command, given, environment=os.environ, folder=Path.cwd())
     with _results_to(settings) as out:
+        from w5xde.runtime.recorder import to_json
+
         summary = _PERFORM[command](settings, **places)
         if settings.json:
-            print(json.dumps(summary), file=out, flush=True)
+            print(to_json(summary), file=out, flush=True)
     return 0
 
 

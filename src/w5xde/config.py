@@ -71,7 +71,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 0
     # --- where and who
     nodes: Annotated[int, Meta(ge=0, le=1000, description="node processes to start on this machine")] = 2
-    host: Annotated[str, Meta(description="address to listen on (0.0.0.0: every network)")] = "127.0.0.1"
+    host: Annotated[str, Meta(min_length=1, description="address to listen on (0.0.0.0: every network)")] = (
+        "127.0.0.1"
+    )
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on (0: any free one)")] = 0
     device: Annotated[str, Meta(description="auto, cpu, cuda, cuda:N, mps or xpu")] = "auto"
     threads: Annotated[

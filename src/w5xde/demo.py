@@ -83,7 +83,8 @@ def run_demo(settings: Settings) -> dict[str, Any]:
     count = sum(1 for node in summary["nodes"] if node["batches"])
     view.say(
         f"[bold green]same weights[/] from {count} nodes and from one process: "
-        f"sha256 {summary['weights_sha256'][:16]}…, test accuracy {result.metrics['accuracy']:.1%}"
+        f"sha256 {summary['weights_sha256'][:16]}…, test accuracy {result.metrics['accuracy']:.1%}",
+        markup=True,
     )
     return summary
 

@@ -85,3 +85,10 @@ class TrainingError(W5xdeError):
     """Training cannot go on, whoever helps."""
 
     exit_code = 30
+
+    @classmethod
+    def because(cls, reason: str) -> TrainingError:
+        """The error for a reason that came up while training, with advice where there is any."""
+        diverged = any(word in reason for word in ("finite", " nan", " inf"))
+        fix = "lower the learning rate, or clip the gradient with --clip-norm 1" if diverged else ""
+        return cls(reason, code="W5-311", fix=fix)

@@ -6,14 +6,16 @@ Reads the run's status a few times a second and draws it; never touches training
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shlex
 import socket
 import sys
-import time
 from typing import IO, TYPE_CHECKING
 
 import psutil
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -31,7 +33,6 @@ REFRESH_SECONDS = 0.25
 LINE_SECONDS = 5.0
 EVENTS_SHOWN = 6
 NODES_SHOWN = 20
-LONELY_SECONDS = 30.0
 
 
 def make_view(settings: Settings) -> View:
@@ -54,7 +55,6 @@ class View(Watcher):
         self._node: Node | None = None
         self._shown_events = 0.0
         self._next_line = 0.0
-        self._is_lonely_told = False
 
     # --- the coordinator's ------------------------------------------------------------------------
 
@@ -65,19 +65,21 @@ class View(Watcher):
         status = coordinator.status()
         self.say(
             f"[bold]w5xde {w5xde.__version__}[/]  run [bold]{status.run}[/]  "
-            f"{status.mode}, seed {settings.seed}, {_count(status.parameters)} parameters"
+            f"{status.mode}, seed {settings.seed}, {_count(status.parameters)} parameters",
+            markup=True,
         )
         self.say(f"listening on {status.address}" + _reach(settings.host))
         for line in join_lines(status.address, job_name):
-            self.say(f"  to join:  [bold]{line}[/]")
+            self.say(f"  to join:  {line}")
         self._begin()
 
     def ended(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._live is not None:
-            self._live.update(self._picture(), refresh=True)
-            self._live.stop()
+            self._draw(self._live)
+            with contextlib.suppress(OSError, ValueError, SystemExit):
+                self._live.stop()
             self._live = None
         elif self._coordinator is not None:
             self._print_events()
@@ -92,13 +94,21 @@ class View(Watcher):
 
     def _refresh(self) -> None:
         self._timer = self._loop.call_later(REFRESH_SECONDS, self._refresh)
+        if self._is_silent:
+            return
         if self._live is not None:
-            self._live.update(self._picture(), refresh=True)
+            self._draw(self._live)
             return
         self._print_events()
         if self._loop.time() >= self._next_line:
             self._next_line = self._loop.time() + LINE_SECONDS
             self.say(self._line())
+
+    def _draw(self, live: Live) -> None:
+        try:
+            live.update(self._picture(), refresh=True)
+        except (OSError, ValueError, SystemExit):
+            self._is_silent = True
 
     def _picture(self) -> Group:
         if self._node is not None:
@@ -162,7 +172,8 @@ class View(Watcher):
         s = result.summary
         self.say(
             f"[bold green]done[/]  run [bold]{s['run']}[/]  {s['epochs']} epochs, {s['steps']:,} steps, "
-            f"{s['samples']:,} samples in {_clock(s['seconds'])} ({result.reason})"
+            f"{s['samples']:,} samples in {_clock(s['seconds'])} ({escape(result.reason)})",
+            markup=True,
         )
         if s["loss_first"] is not None:
             measured = "".join(f"   {key} {value:.4g}" for key, value in s["metrics"].items())
@@ -203,13 +214,19 @@ class View(Watcher):
             return
         self.say(
             f"[bold green]done[/]  {report.name} computed {report.batches:,} batches of {report.run} "
-            f"in {_clock(report.seconds_busy)} ({report.reason})"
+            f"in {_clock(report.seconds_busy)} ({escape(report.reason)})",
+            markup=True,
         )
 
-    def say(self, text: str) -> None:
-        """One more sentence."""
-        if not self._is_silent:
-            self._console.print(text)
+    def say(self, text: str, *, markup: bool = False) -> None:
+        """One more sentence. Only our own words may have markup: others' are shown as they are."""
+        if self._is_silent:
+            return
+        try:
+            self._console.print(text, markup=markup, emoji=False)
+        except (OSError, ValueError, SystemExit):
+            # Nobody reads any more (a closed pipe, a closed terminal): training goes on unseen.
+            self._is_silent = True
 
 
 _EVENT_STYLES = {
@@ -272,7 +289,7 @@ def join_lines(address: str, job: str) -> list[str]:
     """The exact line to join, for each address by which this machine can be reached."""
     host, _, port = address.rpartition(":")
     hosts = _own_addresses() if host in ("0.0.0.0", "::") else [host]
-    return [f"w5xde join {f'[{h}]' if ':' in h else h}:{port} {job}" for h in hosts]
+    return [f"w5xde join {f'[{h}]' if ':' in h else h}:{port} {shlex.quote(job)}" for h in hosts]
 
 
 def _own_addresses() -> list[str]:
@@ -309,4 +326,6 @@ def _bytes(number: float) -> str:
 def _clock(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
-    return time.strftime("%H:%M:%S" if seconds >= 3600 else "%M:%S", time.gmtime(seconds))
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

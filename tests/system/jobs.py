@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -126,8 +127,15 @@ other = w5xde.Job(
 
 def poisoned_loss(net: nn.Module, batch: Any) -> Tensor:
     if float(batch[0].abs().max()) > float(os.environ.get("TEST_POISON", "1e9")):
-        raise ValueError("this sample is poison")
+        raise ValueError("this sample is [/poison]")
     return loss(net, batch)
 
 
+def quitting_loss(net: nn.Module, batch: Any) -> Tensor:
+    if float(batch[0].abs().max()) > float(os.environ.get("TEST_POISON", "1e9")):
+        sys.exit(3)
+    return loss(net, batch)
+
+
+quitting = w5xde.Job(model=model, data=data, loss=quitting_loss, optimizer=optimizer)
 poisoned = w5xde.Job(model=model, data=data, loss=poisoned_loss, optimizer=optimizer)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 import w5xde
-from tests.system.harness import JOBS, AtStep, command, free_port
+from tests.system.harness import JOBS, AtStep, command, free_port, pid_of
 from w5xde.cli import main
 from w5xde.messages import Hello
 from w5xde.protocol.wire import encode
@@ -178,11 +181,22 @@ def test_a_node_with_another_model_is_refused_by_the_first_difference(tmp_path: 
         assert coordinator.finish() == 0, coordinator.text
 
 
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [("poisoned", r"ValueError: this sample is \[/poison\] \(jobs.py"), ("quitting", "SystemExit: 3")],
+)
 def test_a_batch_that_fails_everywhere_ends_the_run_with_its_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEST_POISON", "3.4")
-    with pytest.raises(
-        w5xde.TrainingError, match=r"fails wherever it is tried: ValueError: this sample is poison \(jobs.py"
-    ):
-        w5xde.train(f"{JOBS}:poisoned", nodes=2, epochs=3, runs=str(tmp_path))
+    with pytest.raises(w5xde.TrainingError, match=f"fails wherever it is tried: {words}"):
+        w5xde.train(f"{JOBS}:{job}", nodes=2, epochs=3, runs=str(tmp_path))
+
+
+def test_a_run_whose_local_nodes_cannot_come_back_is_given_up(tmp_path: Path) -> None:
+    def kill(run: RunStatus) -> None:
+        nursery = psutil.Process(pid_of(run, "local-1")).ppid()
+        os.kill(nursery, signal.SIGKILL)
+
+    with pytest.raises(w5xde.TrainingError, match="every local node has ended"):
+        w5xde.train(f"{JOBS}:slow", nodes=2, steps=9999, runs=str(tmp_path), callbacks=[AtStep({3: kill})])

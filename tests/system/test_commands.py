@@ -145,6 +145,13 @@ def test_training_in_a_notebook_goes_on_beside_its_own_loop(tmp_path: Path) -> N
     assert asyncio.run(cell()).summary["steps"] == 3
 
 
+def test_python_takes_its_number_of_nodes_from_the_environment_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("W5XDE_NODES", "3")
+    assert len(w5xde.train(f"{JOBS}:job", steps=3, runs=str(tmp_path)).summary["nodes"]) == 3
+
+
 def test_torchs_threads_are_the_users_again_afterwards(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     w5xde.train(f"{JOBS}:job", nodes=1, steps=1, threads=before + 1, runs=str(tmp_path))

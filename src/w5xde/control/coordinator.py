@@ -233,11 +233,14 @@ class CoordinatorCore:
         self.progress.batches += step.count
         self.progress.samples += step.samples
         effects = self._count_epoch(step)
-        every = self._settings.evaluate_every
-        if self._settings.evaluates and (self.progress.steps % every == 0 if every else bool(effects)):
-            effects.append(Evaluate(self.progress.steps))
         waiting = self.mode.stepped(event.step)
-        return [*effects, *self._finish_if_settled(), *self._lend(waiting, now)]
+        ending = self._finish_if_settled()
+        every = self._settings.evaluate_every
+        is_due = self.progress.steps % every == 0 if every else bool(effects)
+        # The end has an evaluation of its own.
+        if self._settings.evaluates and is_due and not ending:
+            effects.append(Evaluate(self.progress.steps))
+        return [*effects, *ending, *self._lend(waiting, now)]
 
     def _count_epoch(self, step: StepPlan) -> list[Effect]:
         self._epoch_applied[step.epoch] = self._epoch_applied.get(step.epoch, 0) + step.count

@@ -50,7 +50,7 @@ class Members:
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}
         self._ticked_at: float | None = None
-        # Kept up to date rather than summed, so that a decision costs the same with a thousand nodes.
+        # Kept up to date rather than summed whenever somebody asks.
         self.pool_rate = 0.0
         self.measured_count = 0
         self.pending_batches = 0

@@ -303,6 +303,7 @@ class Async(Mode):
         return ()
 
     def overtake(self, now: float) -> None:
+        self._overtaken = {number for number in self._overtaken if self.leases.holds(number)}
         for lease in self.leases:
             patience = max(STUCK_SECONDS_MIN, 4 * (lease.expected_at - lease.granted_at))
             if now - lease.expected_at > patience and lease.id not in self._overtaken:

@@ -45,7 +45,8 @@ class Prepared:
     source: Source
     rules: Rules
     evaluate: Callable[[nn.Module], dict[str, float]] | None
-    first_loss: float
+    # The model once more, for those who need one of their own.
+    copy_model: Callable[[], nn.Module]
     # How long the first batch took to read, which decides where batches are read.
     read_seconds: float
 
@@ -67,6 +68,10 @@ def prepare(job: Job, settings: Settings) -> Prepared:
     flat = FlatModel(module, layouts.describe(module, moving))
     optimizer = _build_optimizer(job, module)
     scheduler = _build_scheduler(job, optimizer)
+
+    def copy_model() -> nn.Module:
+        return another(job, module, settings.seed)
+
     rules = Rules(
         mode=settings.mode,
         seed=settings.seed,
@@ -84,8 +89,8 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         learner=Learner(flat, optimizer, scheduler, settings.clip_norm),
         source=source,
         rules=rules,
-        evaluate=_build_evaluate(job, lambda: another(job, module, settings.seed)),
-        first_loss=trial.loss,
+        evaluate=_build_evaluate(job, copy_model),
+        copy_model=copy_model,
         read_seconds=trial.read_seconds,
     )
 

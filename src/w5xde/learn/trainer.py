@@ -82,7 +82,7 @@ class Trainer:
             try:
                 loss = self._backward(batch, index, samples / task.samples)
                 vector = self._collect(absent)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 # Whatever went wrong, the next batch starts from the version's buffers again.
                 self._buffers.undo()
                 raise error if isinstance(error, BatchFailed) else BatchFailed(describe(error)) from error

@@ -45,7 +45,7 @@ class Actor:
         if self._inline:
             try:
                 result = function()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._failed(error)
                 return
             if done is not None:
@@ -57,7 +57,7 @@ class Actor:
     def _run(self, function: Callable[[], Any], done: Callable[[Any], None] | None) -> None:
         try:
             result = function()
-        except Exception as error:
+        except BaseException as error:  # also a sys.exit in the user's code: somebody waits for the answer
             self._post(self._failed, error)
             return
         self._post(done, result)

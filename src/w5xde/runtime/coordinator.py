@@ -78,6 +78,8 @@ class Coordinator:
             rules=prepared.rules,
             vector_bytes=self._learner.vector_bytes,
         )
+        self._parameters = sum(tensor.numel() for tensor in self._learner.flat.module.parameters())
+        recorder.watch(lambda text: self.recent_events.append((self._loop.time(), "storage", text)))
         self.meters = Meters()
         # The newest events, for views: (the loop's time, kind, sentence).
         self.recent_events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS_KEPT)
@@ -121,7 +123,11 @@ class Coordinator:
         )
         if self._prepared.evaluate is not None:
             self._evaluator = Evaluator(
-                self._prepared.evaluate, self._learner.flat, self._evaluated, self._evaluation_failed
+                self._prepared.evaluate,
+                self._prepared.copy_model,
+                self._learner.flat.blueprint.layout,
+                self._evaluated,
+                self._evaluation_failed,
             )
         self._next_beat = self._next_row = self._loop.time()
         server = await listen(self._reception.make_connection, self._settings.host, self._settings.port)
@@ -145,7 +151,7 @@ class Coordinator:
             await self._reception.close(self.reason or "stopped")
             self._stop_helpers()
         if self._finish is not None and self._finish.error:
-            raise TrainingError(self._finish.error, code="W5-311", fix=_advice(self._finish.error))
+            raise TrainingError.because(self._finish.error)
 
     def _stop_helpers(self) -> None:
         self._loader.stop()
@@ -206,12 +212,9 @@ class Coordinator:
 
     # --- peers ------------------------------------------------------------------------------------
 
-    def greeted(self, peer: Peer) -> None:
-        meter = self.meters.node(peer.name)
-        meter.device, meter.state = peer.device, "joining"
-
     def joined(self, peer: Peer) -> None:
-        self.meters.node(peer.name).state = "working"
+        meter = self.meters.node(peer.name)
+        meter.device, meter.state = peer.device, "working"
         self.dispatch(ev.Joined(peer.name))
         self._tell(lambda callback: callback.on_node_join(self.status(), peer.name))
 
@@ -304,6 +307,8 @@ class Coordinator:
 
     def _our_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception nobody expected: stop loudly rather than train on with who knows what."""
+        if self.is_over:
+            return
         loop.default_exception_handler(context)
         self._broke(context.get("exception") or RuntimeError(context["message"]))
 
@@ -331,14 +336,13 @@ class Coordinator:
     # --- telling ----------------------------------------------------------------------------------
 
     def _note(self, effect: ev.Note) -> None:
-        self._recorder.event(effect.kind, effect.text, effect.facts)
         self.recent_events.append((self._loop.time(), effect.kind, effect.text))
+        self._recorder.event(effect.kind, effect.text, effect.facts)
 
     def _finished(self, effect: ev.Finish) -> None:
         self._finish = effect
-        text = effect.error or effect.reason
-        self._note(ev.Note("finished", f"training ended: {text}", {}))
         self._over.set()
+        self._note(ev.Note("finished", f"training ended: {effect.error or effect.reason}"))
 
     def _tell(self, call: Callable[[Callback], None]) -> None:
         for callback in list(self._callbacks):
@@ -366,7 +370,7 @@ class Coordinator:
         return self.meters.status(
             run=self._recorder.name,
             address=self.address,
-            parameters=sum(tensor.numel() for tensor in self._learner.flat.module.parameters()),
+            parameters=self._parameters,
             settings=self._settings,
             progress=self._core.progress,
             steps_total=self._plan.steps_total,
@@ -378,22 +382,17 @@ class Coordinator:
 
     def conclude(self) -> dict[str, Any]:
         """Evaluate a last time, save the model, and sum up."""
+        # Saved first: whatever the evaluation does, what was learned is kept.
+        self._recorder.save(self._learner.save_model)
         if self._prepared.evaluate is not None and self.is_over:
             try:
                 self._evaluated(self._prepared.evaluate(self._learner.flat.module))
             except Exception as error:
                 self._evaluation_failed(error)
             self._learner.flat.module.train()
-        self._learner.save_model(self._recorder.model_path)
         status = self.status()
         summary = self.meters.summary(status, self._learner.weights_sha256())
         self._recorder.metrics(status.row())
         self._recorder.manifest({"reason": self.reason, "result": summary})
         self._tell(lambda callback: callback.on_end(status, summary))
         return summary
-
-
-def _advice(error: str) -> str:
-    if "finite" in error or " nan" in error or " inf" in error:
-        return "lower the learning rate, or clip the gradient with --clip-norm 1"
-    return ""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 from torch import nn
 
 from w5xde.learn.layout import FlatModel
+from w5xde.messages import Layout
 from w5xde.runtime.actor import Actor
 
 
@@ -17,12 +17,14 @@ class Evaluator:
     def __init__(
         self,
         evaluate: Callable[[nn.Module], dict[str, float]],
-        flat: FlatModel,
+        copy_model: Callable[[], nn.Module],
+        layout: Layout,
         found: Callable[[dict[str, float]], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._evaluate = evaluate
-        self._original = flat
+        self._copy_model = copy_model
+        self._layout = layout
         self._copy: FlatModel | None = None
         self._found = found
         self._failed = failed
@@ -36,8 +38,7 @@ class Evaluator:
 
     def _measure(self, raw: memoryview) -> dict[str, float]:
         if self._copy is None:
-            module = copy.deepcopy(self._original.module)
-            self._copy = FlatModel(module, self._original.blueprint.layout)
+            self._copy = FlatModel(self._copy_model(), self._layout)
         self._copy.load(raw, whole=True)
         return self._evaluate(self._copy.module)
 

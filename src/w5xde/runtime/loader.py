@@ -7,6 +7,7 @@ that lending it again costs nothing and a stream need not be read twice.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -39,6 +40,11 @@ class Packed:
 
 
 Key = tuple[int, int]
+
+
+def _ignore_interrupts(worker: int) -> None:
+    """Ctrl-C reaches the whole group; what it means is for the coordinator to say."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _end_of_epoch() -> tuple[int, Any]:
@@ -79,6 +85,7 @@ class Loader:
             batch_size=None,
             num_workers=self._workers,
             prefetch_factor=4,
+            worker_init_fn=_ignore_interrupts,
             multiprocessing_context="fork" if sys.platform == "linux" else None,
         )
         return (lambda given=given: given for given in iter(loader))  # type: ignore[misc]

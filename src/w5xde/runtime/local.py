@@ -10,6 +10,8 @@ from w5xde.runtime.nursery import Nursery
 # A node that ends sooner than this after its start did not fail by chance.
 QUICK_SECONDS = 5.0
 QUICK_ENDS_MAX = 3
+# How long nodes take to notice that their nursery is gone.
+ORPHANS_SECONDS = 3.0
 
 
 class LocalNodes:
@@ -28,13 +30,23 @@ class LocalNodes:
         self._loop = asyncio.get_running_loop()
 
     def start(self) -> None:
-        self._nursery.watch(self._started, self._ended)
+        self._nursery.watch(self._started, self._ended, self._nursery_died)
         for name in self._names:
             self._nursery.start(name, self._host, self._port)
 
     def _started(self, name: str, pid: int) -> None:
         self._started_at[name] = self._loop.time()
         self._coordinator.meters.node(name).pid = pid
+
+    def _nursery_died(self) -> None:
+        if self._coordinator.is_over:
+            return
+        self._coordinator.note("failed", "the process that starts local nodes has died, and they with it", "")
+        self._loop.call_later(ORPHANS_SECONDS, self._give_up_if_alone)
+
+    def _give_up_if_alone(self) -> None:
+        if not self._coordinator.has_nodes:
+            self._coordinator.give_up("every local node has ended")
 
     def _ended(self, name: str, status: int) -> None:
         self._coordinator.meters.node(name).pid = None
@@ -45,6 +57,9 @@ class LocalNodes:
         if status > 0 or self._quick_ends[name] >= QUICK_ENDS_MAX:
             # It said itself that it cannot take part, or it keeps dying.
             self._given_up.add(name)
+            self._coordinator.note(
+                "failed", f"{name} ended with status {status} and is not started again", name
+            )
             if len(self._given_up) == len(self._names) and not self._coordinator.has_nodes:
                 self._coordinator.give_up(f"every local node has ended (the last with status {status})")
             return

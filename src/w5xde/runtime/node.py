@@ -6,6 +6,7 @@ Quick batches are computed right here on the loop; slow ones on a thread, so tha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import platform
 import random
@@ -55,6 +56,8 @@ from w5xde.tree import Span, batch_seed
 NODE_LIMITS = Limits(meta_bytes_max=64 * 1024 * 1024, body_bytes_max=2**36)
 # Work that takes longer than this is done on a thread, so that the loop keeps beating.
 INLINE_WORK_SECONDS = 0.02
+# How long our goodbye may take.
+PARTING_SECONDS = 1.0
 # A reason must fit into a greeting's limit even if each character takes four bytes.
 REASON_CHARACTERS = 900
 
@@ -109,6 +112,7 @@ class Node:
         """Work until the run is over; errors say why this node could not."""
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[nd.Exit] = self._loop.create_future()
+        self._parted = asyncio.Event()
         self._loop.set_exception_handler(self._our_bug)
         self._actor = Actor("w5xde-trainer", self._broke, inline=False)
         self._ticker = self._loop.call_later(nd.TICK_SECONDS, self._tick)
@@ -123,7 +127,9 @@ class Node:
         if self._refusal is not None:
             raise self._refusal
         if over.error:
-            raise self._dial_error or JoinError(over.error, code="W5-102")
+            raise self._dial_error or JoinError(
+                over.error, code="W5-102", fix="check that a w5xde coordinator listens there, and its log"
+            )
         return self.report
 
     async def _part(self) -> None:
@@ -133,10 +139,8 @@ class Node:
         if connection.session.may_say(Leave):
             connection.send(Leave(str(self._refusal or "")[:REASON_CHARACTERS]))
         connection.close()
-        for _ in range(100):
-            if self._connection is None:
-                return
-            await asyncio.sleep(0.01)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._parted.wait(), PARTING_SECONDS)
 
     def leave(self) -> None:
         """Go, after the work in hand."""
@@ -182,7 +186,12 @@ class Node:
     async def _dial(self) -> None:
         def make() -> Connection:
             return Connection(
-                NODE, opened=self._opened, heard=self._heard, lost=self._lost, limits=NODE_LIMITS
+                NODE,
+                opened=self._opened,
+                heard=self._heard,
+                lost=self._lost,
+                alive=lambda: self._core.heard(self._loop.time()),
+                limits=NODE_LIMITS,
             )
 
         try:
@@ -193,10 +202,12 @@ class Node:
 
     def _opened(self, connection: Connection) -> None:
         self._connection = connection
+        self._parted.clear()
         self._dispatch(nd.Opened())
 
     def _lost(self, connection: Connection, reason: str) -> None:
         self._connection = None
+        self._parted.set()
         self.report.bytes_sent += connection.bytes_sent
         self.report.bytes_received += connection.bytes_received
         if not self._core.is_over and self._core.has_joined:
@@ -220,7 +231,6 @@ class Node:
         )
 
     def _heard(self, connection: Connection, message: Message, body: bytearray) -> None:
-        self._core.heard(self._loop.time())
         match message:
             case Work():
                 self._dispatch(nd.Given((message, body), [loan.lease for loan in message.loans]))

@@ -50,11 +50,17 @@ class Nursery:
         self._socket = ours
         self._text = b""
         self._ended: Callable[[str, int], None] = lambda name, status: None
+        self._died: Callable[[], None] = lambda: None
         self._started: Callable[[str, int], None] = lambda name, pid: None
 
-    def watch(self, started: Callable[[str, int], None], ended: Callable[[str, int], None]) -> None:
-        """From now on tell of nodes' beginnings (name, pid) and ends (name, exit status)."""
-        self._started, self._ended = started, ended
+    def watch(
+        self,
+        started: Callable[[str, int], None],
+        ended: Callable[[str, int], None],
+        died: Callable[[], None],
+    ) -> None:
+        """From now on tell of nodes' beginnings (name, pid) and ends (name, exit status), and of our own."""
+        self._started, self._ended, self._died = started, ended, died
         self._socket.setblocking(False)
         asyncio.get_running_loop().add_reader(self._socket, self._read)
 
@@ -68,6 +74,7 @@ class Nursery:
             return
         if not data:
             asyncio.get_running_loop().remove_reader(self._socket)
+            self._died()
             return
         self._text += data
         *lines, self._text = self._text.split(b"\n")

@@ -36,7 +36,7 @@ UPDATE_META_BYTES_MAX = 1024 * 1024
 # Unfinished greetings at one time; more are strangers who fill our memory.
 UNNAMED_MAX = 64
 GREETING_SECONDS = 10.0
-PARTING_SECONDS = 2.0
+PARTING_SECONDS = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +61,6 @@ class Peer:
 class Host(Protocol):
     """Whom the reception tells."""
 
-    def greeted(self, peer: Peer) -> None: ...
     def joined(self, peer: Peer) -> None: ...
     def heard_from(self, peer: Peer) -> None: ...
     def updated(self, peer: Peer, update: Update, body: bytearray) -> None: ...
@@ -133,7 +132,9 @@ class Reception:
         def lost(connection: Connection, reason: str) -> None:
             self.part(peer, reason)
 
-        peer = Peer(Connection(COORDINATOR, opened=opened, heard=heard, lost=lost))
+        peer = Peer(
+            Connection(COORDINATOR, opened=opened, heard=heard, lost=lost, alive=lambda: self._noticed(peer))
+        )
         return peer.connection
 
     def hurry(self, now: float) -> None:
@@ -144,10 +145,12 @@ class Reception:
                 self.part(peer, f"it said nothing for {GREETING_SECONDS:.0f} s")
                 peer.connection.abort()
 
-    def _heard(self, peer: Peer, message: Message, body: bytearray) -> None:
+    def _noticed(self, peer: Peer) -> None:
         peer.heard_at = asyncio.get_running_loop().time()
         if peer.is_ready:
             self._host.heard_from(peer)
+
+    def _heard(self, peer: Peer, message: Message, body: bytearray) -> None:
         if isinstance(message, Update):
             self._host.updated(peer, message, body)
         elif isinstance(message, Hello):
@@ -172,7 +175,6 @@ class Reception:
         peer.name = self._free_name(hello.name)
         peer.device = hello.device
         self._peers[peer.name] = peer
-        self._host.greeted(peer)
         peer.connection.send(
             Welcome(run=self._run, incarnation=1, name=peer.name, layout=self._layout, rules=self._rules)
         )

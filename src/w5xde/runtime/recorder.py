@@ -8,19 +8,26 @@ runs/NAME/model.safetensors   the trained weights
 
 from __future__ import annotations
 
-import json
+import contextlib
 import platform
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 import torch
+from safetensors import SafetensorError
 
 import w5xde
 from w5xde.config import Settings
 from w5xde.errors import StorageError
+
+
+def to_json(value: Any) -> str:
+    """JSON that every reader takes: what is not a number becomes null."""
+    return msgspec.json.encode(value).decode()
 
 
 class Recorder:
@@ -52,6 +59,8 @@ class Recorder:
             "machine": platform.machine(),
             "settings": msgspec.to_builtins(settings),
         }
+        self._tell: Callable[[str], None] = lambda text: None
+        self._is_told = False
         self._metrics = self._open("metrics.jsonl")
         self._events = self._open("events.jsonl")
 
@@ -68,15 +77,38 @@ class Recorder:
         self._facts |= facts
         path = self.folder / "manifest.json"
         aside = path.with_suffix(".tmp")
-        aside.write_text(json.dumps(self._facts, indent=2) + "\n", encoding="utf-8")
+        aside.write_text(to_json(self._facts) + "\n", encoding="utf-8")
         aside.replace(path)
 
+    def watch(self, trouble: Callable[[str], None]) -> None:
+        """Training goes on when the folder cannot be written; `trouble` tells once."""
+        self._tell = trouble
+
     def metrics(self, row: dict[str, Any]) -> None:
-        self._metrics.write(json.dumps(row) + "\n")
+        self._write(self._metrics, row)
+
+    def _write(self, file: IO[str], row: dict[str, Any]) -> None:
+        try:
+            file.write(to_json(row) + "\n")
+        except OSError as error:
+            if not self._is_told:
+                self._is_told = True
+                self._tell(f"{file.name} cannot be written: {error.strerror}; training goes on")
+
+    def save(self, write: Callable[[Path], None]) -> None:
+        """Write the model; a folder that cannot be written is told with its fix."""
+        try:
+            write(self.model_path)
+        except (OSError, SafetensorError) as error:
+            raise StorageError(
+                f"the model cannot be saved in {self.folder}: {error}",
+                code="W5-402",
+                fix="make room there, or choose another folder with --runs",
+            ) from error
 
     def event(self, kind: str, text: str, facts: dict[str, Any]) -> None:
         row = {"time": time.time(), "kind": kind, "text": text, **facts}
-        self._events.write(json.dumps(row) + "\n")
+        self._write(self._events, row)
 
     def discard(self) -> None:
         """The run never began: leave no trace of it."""
@@ -84,8 +116,10 @@ class Recorder:
         shutil.rmtree(self.folder)
 
     def close(self) -> None:
-        self._metrics.close()
-        self._events.close()
+        for file in (self._metrics, self._events):
+            # What could not be written was told when it happened.
+            with contextlib.suppress(OSError):
+                file.close()
 
 
 def _free_name(folder: Path, job_name: str) -> str:

@@ -43,6 +43,7 @@ class Connection(asyncio.BufferedProtocol):
         opened: Callable[[Connection], None],
         heard: Callable[[Connection, Message, bytearray], None],
         lost: Callable[[Connection, str], None],
+        alive: Callable[[], None],
         limits: Limits = GREETING_LIMITS,
     ) -> None:
         self.session = Session(side)
@@ -50,9 +51,10 @@ class Connection(asyncio.BufferedProtocol):
         self.bytes_sent = 0
         self.bytes_received = 0
         self._decoder = Decoder(limits)
-        self._opened, self._heard, self._lost = opened, heard, lost
+        self._opened, self._heard, self._lost, self._alive = opened, heard, lost, alive
         self._transport: asyncio.Transport | None = None
         self._queue: deque[tuple[memoryview, Callable[[], None] | None]] = deque()
+        self._unsent: list[Callable[[], None]] = []
         self._held = b""
         self._is_paused = False
         self._is_closing = False
@@ -70,6 +72,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        # Told whenever asyncio holds anything back: then what we gave it must not change yet.
+        self._transport.set_write_buffer_limits(high=0)
         address = transport.get_extra_info("peername")
         self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
         _configure(transport.get_extra_info("socket"))
@@ -80,6 +84,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_received += nbytes
+        # Any byte is a sign of life: a large body may take longer than silence is forgiven.
+        self._alive()
         try:
             for message, body in self._decoder.buffer_updated(nbytes):
                 if self.session.hear(message, len(body)):
@@ -96,6 +102,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._is_paused = False
+        waiting, self._unsent = self._unsent, []
+        for sent in waiting:
+            sent()
         self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -163,7 +172,9 @@ class Connection(asyncio.BufferedProtocol):
                 self._queue.appendleft((piece[SLICE_BYTES:], sent))
                 piece, sent = piece[:SLICE_BYTES], None
             self._transport.write(piece)
-            if sent is not None:
+            if sent is not None and self._transport.get_write_buffer_size():
+                self._unsent.append(sent)
+            elif sent is not None:
                 sent()
         if self._is_closing and not self._queue and self._transport is not None:
             self._transport.close()
@@ -183,11 +194,11 @@ async def listen(make: Callable[[], Connection], host: str, port: int) -> asynci
     loop = asyncio.get_running_loop()
     try:
         return await loop.create_server(make, host, port, backlog=1024)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise UsageError(
-            f"cannot listen on {host} port {port}: {os.strerror(error.errno) if error.errno else error}",
+            f"cannot listen on {host} port {port}: {_reason(error)}",
             code="W5-110",
-            fix="choose another one with --port, or --port 0 for any that is free",
+            fix="choose another --port (--port 0: any that is free), or another --host",
         ) from error
 
 
@@ -204,10 +215,18 @@ async def dial(make: Callable[[], Connection], host: str, port: int) -> Connecti
             code="W5-104",
             fix="open that port in the coordinator's firewall, or check the address",
         ) from None
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise JoinError(
-            f"nothing answers at {host}:{port} ({os.strerror(error.errno) if error.errno else error})",
+            f"nothing answers at {host}:{port} ({_reason(error)})",
             code="W5-103",
             why="the coordinator is not running there, or listens only on its own machine",
             fix="start  w5xde serve  there; for other machines with  --host 0.0.0.0",
         ) from error
+
+
+def _reason(error: OSError | UnicodeError) -> str:
+    if isinstance(error, UnicodeError):
+        return "that is not a host name"
+    if isinstance(error, socket.gaierror) or error.errno is None:
+        return error.strerror or str(error)
+    return os.strerror(error.errno)

@@ -1,0 +1,1 @@
+"""Tests of what performs decisions: connections, recorder and view, without other processes."""

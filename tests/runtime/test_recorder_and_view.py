@@ -1,0 +1,81 @@
+"""What is kept and shown: troubles of disks and terminals do not reach the training."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from w5xde.config import Settings
+from w5xde.errors import StorageError
+from w5xde.runtime.recorder import Recorder, to_json
+from w5xde.view import View, _clock, join_lines
+
+
+class FullDisk(io.StringIO):
+    name = "metrics.jsonl"
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_is_told_once_and_training_goes_on(tmp_path: Path) -> None:
+    told: list[str] = []
+    recorder = Recorder(Settings(runs=str(tmp_path)), "job")
+    recorder.watch(told.append)
+    recorder._metrics.close()
+    recorder._metrics = FullDisk()
+    recorder.metrics({"step": 1})
+    recorder.metrics({"step": 2})
+    assert told == ["metrics.jsonl cannot be written: No space left on device; training goes on"]
+    recorder.close()
+
+
+def test_a_model_that_cannot_be_saved_is_told_with_its_fix(tmp_path: Path) -> None:
+    recorder = Recorder(Settings(runs=str(tmp_path)), "job")
+
+    def write(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(StorageError, match="cannot be saved"):
+        recorder.save(write)
+    recorder.close()
+
+
+def test_what_is_not_a_number_is_null_for_every_reader_of_json() -> None:
+    assert json.loads(to_json({"a": float("nan"), "b": [float("inf")], "c": 1.5})) == {
+        "a": None,
+        "b": [None],
+        "c": 1.5,
+    }
+
+
+def test_others_words_are_shown_as_they_are() -> None:
+    out = io.StringIO()
+    View(Settings(), out).say("left (bad tag [/nope] [red]here[/red] :smile:)")
+    assert out.getvalue() == "left (bad tag [/nope] [red]here[/red] :smile:)\n"
+
+
+def test_a_closed_terminal_silences_the_view_and_nothing_else() -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    view = View(Settings(), Closed())
+    view.say("hello")
+    view.say("hello")
+    assert view._is_silent
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(1.25, "1.2 s"), (61, "1:01"), (3600, "1:00:00"), (90000, "25:00:00")]
+)
+def test_times_are_shown_as_people_read_them(seconds: float, shown: str) -> None:
+    assert _clock(seconds) == shown
+
+
+def test_a_join_line_can_be_pasted_whatever_the_job_is_called() -> None:
+    assert join_lines("127.0.0.1:5", "my jobs/train.py") == ["w5xde join 127.0.0.1:5 'my jobs/train.py'"]
+    assert join_lines("::1:5", "train.py") == ["w5xde join [::1]:5 train.py"]

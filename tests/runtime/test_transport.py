@@ -1,0 +1,153 @@
+"""Connections: signs of life, what is sent when, and when memory may be used again."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from w5xde.errors import JoinError, UsageError
+from w5xde.messages import Beat, Hello, Message, Params, Ready
+from w5xde.protocol.session import COORDINATOR, NODE, WORKING
+from w5xde.protocol.wire import Limits, encode
+from w5xde.runtime.transport import Connection, dial, listen
+
+LARGE = 8 * 1024 * 1024
+
+
+class Ears:
+    """Notes everything a connection tells."""
+
+    def __init__(self, side: str) -> None:
+        self.messages: list[tuple[Message, bytes]] = []
+        self.signs = 0
+        self.lost = asyncio.Event()
+        self.heard = asyncio.Event()
+        self.connection = Connection(
+            side,
+            opened=lambda connection: None,
+            heard=self._heard,
+            lost=lambda connection, reason: self.lost.set(),
+            alive=self._alive,
+            limits=Limits(1 << 20, LARGE),
+        )
+
+    def _heard(self, connection: Connection, message: Message, body: bytearray) -> None:
+        self.messages.append((message, bytes(body)))
+        self.heard.set()
+
+    def _alive(self) -> None:
+        self.signs += 1
+
+
+async def pair() -> tuple[Ears, Ears]:
+    """A node and a coordinator, connected and past their greeting."""
+    node, coordinator = Ears(NODE), Ears(COORDINATOR)
+    server = await listen(lambda: coordinator.connection, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    await dial(lambda: node.connection, "127.0.0.1", port)
+    server.close()
+    for ears in (node, coordinator):
+        ears.connection.session.state = WORKING
+    return node, coordinator
+
+
+def test_bytes_of_an_unfinished_body_are_a_sign_of_life() -> None:
+    """A gradient over a slow link takes longer than silence is forgiven."""
+
+    async def story() -> None:
+        node, coordinator = await pair()
+        frame = encode(Params(1, whole=False), 1000) + bytes(1000)
+        transport = coordinator.connection._transport
+        assert transport is not None
+        transport.write(frame[:-1])
+        while node.connection.bytes_received < len(frame) - 1:
+            await asyncio.wait_for(asyncio.sleep(0), 5)
+        assert node.signs > 0
+        assert not node.messages
+        transport.write(frame[-1:])
+        await asyncio.wait_for(node.heard.wait(), 5)
+        assert node.messages[0][1] == bytes(1000)
+        node.connection.abort()
+        await asyncio.wait_for(coordinator.lost.wait(), 5)
+
+    asyncio.run(story())
+
+
+def test_a_large_body_is_given_back_only_when_nothing_of_it_waits_any_more() -> None:
+    async def story() -> None:
+        node, coordinator = await pair()
+        body = bytearray(b"a" * LARGE)
+        returned = asyncio.Event()
+
+        def sent() -> None:
+            body[:] = b"b" * LARGE  # what the owner does with memory that is free again
+            returned.set()
+
+        coordinator.connection.send(Params(1, whole=False), [body], sent)
+        assert not returned.is_set()
+        await asyncio.wait_for(node.heard.wait(), 10)
+        await asyncio.wait_for(returned.wait(), 10)
+        assert node.messages[0][1] == b"a" * LARGE
+        node.connection.abort()
+        await asyncio.wait_for(coordinator.lost.wait(), 5)
+
+    asyncio.run(story())
+
+
+def test_a_held_message_travels_with_the_next_one_in_order() -> None:
+    async def story() -> None:
+        node, coordinator = await pair()
+        coordinator.connection.send(Params(1, whole=False), [b"x"], hold=True)
+        coordinator.connection.send(Beat())
+        while len(node.messages) < 2:
+            node.heard.clear()
+            await asyncio.wait_for(node.heard.wait(), 5)
+        assert [type(message) for message, _ in node.messages] == [Params, Beat]
+        node.connection.abort()
+        await asyncio.wait_for(coordinator.lost.wait(), 5)
+
+    asyncio.run(story())
+
+
+def test_a_peer_that_breaks_the_table_is_parted_with() -> None:
+    async def story() -> None:
+        node, coordinator = await pair()
+        node.connection.session.state = "checking"
+        node.connection.send(Ready("x"))
+        await asyncio.wait_for(coordinator.lost.wait(), 5)
+        assert not coordinator.messages
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("host", ["a..b", "no-such-host.invalid"])
+def test_a_host_that_cannot_be_is_told_by_both_sides(host: str) -> None:
+    async def story() -> None:
+        with pytest.raises(JoinError, match=f"nothing answers at {host}:5"):
+            await dial(lambda: Ears(NODE).connection, host, 5)
+        with pytest.raises(UsageError, match=f"cannot listen on {host}"):
+            await listen(lambda: Ears(COORDINATOR).connection, host, 0)
+
+    asyncio.run(story())
+
+
+def test_nobody_listening_is_told_with_what_to_do() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+
+        async def story() -> None:
+            with pytest.raises(JoinError, match="Connection refused") as caught:
+                await dial(lambda: Ears(NODE).connection, "127.0.0.1", port)
+            assert "w5xde serve" in caught.value.fix
+
+        asyncio.run(story())
+
+
+def test_every_message_of_the_greeting_fits_its_limit() -> None:
+    longest = Hello(
+        protocol=1, package="x" * 200, name="n" * 64, run="r" * 200, device="d" * 200, torch="t" * 200
+    )
+    assert len(encode(longest)) < 4096
