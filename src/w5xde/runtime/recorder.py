@@ -77,8 +77,11 @@ class Recorder:
         self._facts |= facts
         path = self.folder / "manifest.json"
         aside = path.with_suffix(".tmp")
-        aside.write_text(to_json(self._facts) + "\n", encoding="utf-8")
-        aside.replace(path)
+        try:
+            aside.write_text(to_json(self._facts) + "\n", encoding="utf-8")
+            aside.replace(path)
+        except OSError as error:
+            self._trouble(path.name, error)
 
     def watch(self, trouble: Callable[[str], None]) -> None:
         """Training goes on when the folder cannot be written; `trouble` tells once."""
@@ -91,9 +94,12 @@ class Recorder:
         try:
             file.write(to_json(row) + "\n")
         except OSError as error:
-            if not self._is_told:
-                self._is_told = True
-                self._tell(f"{file.name} cannot be written: {error.strerror}; training goes on")
+            self._trouble(file.name, error)
+
+    def _trouble(self, name: str, error: OSError) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._tell(f"{name} cannot be written: {error.strerror}; training goes on")
 
     def save(self, write: Callable[[Path], None]) -> None:
         """Write the model; a folder that cannot be written is told with its fix."""
