@@ -1,4 +1,4 @@
-"""Handwritten digits: a small convolutional network, measured on digits it has never seen.
+"""Handwritten digits: the job of the README, measured on digits it has never seen.
 
     w5xde train examples/digits.py --nodes 3 --batches-per-step 4 --epochs 20
 
@@ -14,17 +14,7 @@ from w5xde.datasets import digits
 
 
 def model():
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 8, 8)),
-        nn.Conv2d(1, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Dropout(0.3),
-        nn.Linear(512, 10),
-    )
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 10))
 
 
 def loss(model, batch):
@@ -38,7 +28,7 @@ def evaluate(model):
 
 
 def optimizer(params):
-    return torch.optim.Adam(params, lr=0.01)
+    return torch.optim.Adam(params, lr=0.003)
 
 
 job = w5xde.Job(model=model, data=digits, loss=loss, optimizer=optimizer, evaluate=evaluate)
