@@ -138,7 +138,13 @@ class Node:
             return
         if connection.session.may_say(Leave):
             connection.send(Leave(str(self._refusal or "")[:REASON_CHARACTERS]))
+            # The coordinator hangs up when it has read this. Hanging up first, with its next message unread,
+            # would reset the connection and our goodbye with it.
+            await self._wait_for_parting()
         connection.close()
+        await self._wait_for_parting()
+
+    async def _wait_for_parting(self) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._parted.wait(), PARTING_SECONDS)
 

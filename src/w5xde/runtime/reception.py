@@ -242,8 +242,11 @@ class Reception:
         self._all_gone.clear()
         for peer in self._everybody():
             if peer.connection.session.may_say(Bye):
+                # They hang up when they have read it; hanging up first, with an answer of theirs unread,
+                # would reset the connection and our goodbye with it.
                 peer.connection.send(Bye(reason[:4000], finished=True))
-            peer.connection.close()
+            else:
+                peer.connection.close()
         if self._peers or self._unnamed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_gone.wait(), PARTING_SECONDS)
