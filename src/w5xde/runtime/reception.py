@@ -37,6 +37,9 @@ UPDATE_META_BYTES_MAX = 1024 * 1024
 UNNAMED_MAX = 64
 GREETING_SECONDS = 10.0
 PARTING_SECONDS = 5.0
+# An aborted connection is gone after a turn of the loop; an accepted one has opened after three.
+ABORTING_SECONDS = 1.0
+ACCEPTING_ROUNDS = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +86,7 @@ class Reception:
         self._gone_bytes_sent = 0
         self._gone_bytes_received = 0
         self._is_closing = False
+        self._open = 0
         self._all_gone = asyncio.Event()
 
     def get(self, name: str) -> Peer | None:
@@ -120,6 +124,7 @@ class Reception:
         peer: Peer
 
         def opened(connection: Connection) -> None:
+            self._open += 1
             if self._is_closing or len(self._unnamed) >= UNNAMED_MAX:
                 connection.abort()
                 return
@@ -131,6 +136,9 @@ class Reception:
 
         def lost(connection: Connection, reason: str) -> None:
             self.part(peer, reason)
+            self._open -= 1
+            if not self._open:
+                self._all_gone.set()
 
         peer = Peer(
             Connection(COORDINATOR, opened=opened, heard=heard, lost=lost, alive=lambda: self._noticed(peer))
@@ -224,8 +232,6 @@ class Reception:
         self._unnamed.discard(peer)
         if self._peers.get(peer.name) is peer:
             del self._peers[peer.name]
-        if not self._peers and not self._unnamed:
-            self._all_gone.set()
         self._gone_bytes_sent += peer.connection.bytes_sent
         self._gone_bytes_received += peer.connection.bytes_received
 
@@ -240,6 +246,9 @@ class Reception:
         """The run is over: say goodbye, and let last words arrive, but not for ever."""
         self._is_closing = True
         self._all_gone.clear()
+        # Somebody may be just coming in: let them, so that they are sent away like everybody else.
+        for _ in range(ACCEPTING_ROUNDS):
+            await asyncio.sleep(0)
         for peer in self._everybody():
             if peer.connection.session.may_say(Bye):
                 # They hang up when they have read it; hanging up first, with an answer of theirs unread,
@@ -247,8 +256,12 @@ class Reception:
                 peer.connection.send(Bye(reason[:4000], finished=True))
             else:
                 peer.connection.close()
-        if self._peers or self._unnamed:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._all_gone.wait(), PARTING_SECONDS)
+        await self._wait_until_gone(PARTING_SECONDS)
         for peer in self._everybody():
             peer.connection.abort()
+        await self._wait_until_gone(ABORTING_SECONDS)
+
+    async def _wait_until_gone(self, seconds: float) -> None:
+        if self._open:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._all_gone.wait(), seconds)
