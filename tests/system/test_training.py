@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from contextlib import ExitStack
@@ -10,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 import w5xde
 from tests.system.harness import JOBS, ROOT, AtStep, command, free_port, pid_of, run_json
+from tests.system.jobs import data
 from w5xde.runtime.status import RunStatus
 
 SAMPLES = 200
@@ -70,7 +73,10 @@ def test_async_refuses_what_is_too_old_and_still_counts_every_sample_once(tmp_pa
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_loss_falls(mode: str, tmp_path: Path) -> None:
     result = w5xde.train(f"{JOBS}:job", nodes=2, mode=mode, epochs=100, runs=str(tmp_path))
-    assert result.summary["loss_last"] < 0.85 * result.summary["loss_first"]
+    inputs, labels = data().tensors
+    # Over all the data: the last step of an async run is one short batch, whose own loss is mostly chance.
+    trained = float(cross_entropy(result.model.eval()(inputs), labels).detach())
+    assert trained < 0.85 * math.log(4)
 
 
 def weights(tmp_path: Path, job: str, **settings: Any) -> str:
