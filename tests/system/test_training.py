@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -164,7 +165,8 @@ def test_one_node_ten_times_slower_costs_at_most_fifteen_percent(tmp_path: Path)
     whole = [b - a for a, b in zip(watch.times[4::2], watch.times[5::2], strict=False)]
     partial = [b - a for a, b in zip(watch.times[5::2], watch.times[6::2], strict=False)]
     steps = whole if sum(whole) / len(whole) > sum(partial) / len(partial) else partial
-    assert sum(steps) / len(steps) < 1.15 * ideal, (steps, ideal, took)
+    # The median, so that one hiccup of a busy test machine does not decide.
+    assert statistics.median(steps) < 1.15 * ideal, (steps, ideal, took)
 
 
 def test_the_demo_learns_digits_and_its_weights_are_those_of_one_process(tmp_path: Path) -> None:
