@@ -23,7 +23,6 @@ class Member:
     """One node, from the coordinator's side."""
 
     name: str
-    joined_at: float
     heard_at: float
     # Seconds a batch takes there, transfer included; None until it is known.
     batch_seconds: float | None = None
@@ -72,7 +71,7 @@ class Members:
             raise ValueError(f"{name} is here already")
         if self._ticked_at is None:
             self._ticked_at = now
-        member = self._members[name] = Member(name, joined_at=now, heard_at=now, free_at=now, idle_since=now)
+        member = self._members[name] = Member(name, heard_at=now, free_at=now, idle_since=now)
         return member
 
     def leave(self, name: str) -> Member | None:

@@ -29,7 +29,6 @@ from w5xde.tree import batch_seed
 
 @dataclass(slots=True)
 class Trial:
-    loss: float
     changed: set[str]
     draws_python: bool
     draws_numpy: bool
@@ -57,7 +56,7 @@ def try_first_batch(job: Job, module: nn.Module, source: Source, settings: Setti
     if settings.mode == "sync":
         seed_everything(seed)
         _check_repeatable(loss, _first_loss(job, module, sent(), settings.precision))
-    return Trial(loss, changed, draws_python, draws_numpy, read_seconds)
+    return Trial(changed, draws_python, draws_numpy, read_seconds)
 
 
 def _check_repeatable(first: float, second: float) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +66,6 @@ class Loader:
         self._ahead = max(AHEAD_BATCHES, settings.step_batches + 1)
         self._ready: dict[Key, Packed] = {}
         self._waiting: dict[Key, list[Callable[[Packed], None]]] = {}
-        self._asked: deque[Key] = deque()
         self._claimed: set[Key] = set()
         self._next: Key = (0, 0)
         self._unclaimed = 0
