@@ -5,6 +5,8 @@ PYTHON ?= python3
 PYTEST_FLAGS ?= -n 2
 SEEDS ?= 500
 FIRST ?= 0
+SECONDS ?= 600
+CHAOS_FLAGS ?=
 
 VENV := .venv
 RUN := $(VENV)/bin
@@ -13,7 +15,7 @@ STAMP := $(VENV)/.installed
 PIP := $(RUN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check sim clean
+.PHONY: help demo test lint check sim chaos clean
 
 help:
 	@echo "make demo          train on handwritten digits with three nodes, and compare with one process"
@@ -21,6 +23,7 @@ help:
 	@echo "make lint          formatting, ruff and mypy"
 	@echo "make check         lint, then the tests"
 	@echo "make sim SEEDS=N   run N seeds of the simulator  (FIRST=S starts at seed S)"
+	@echo "make chaos         kill and freeze processes for SECONDS=600, and audit  (CHAOS_FLAGS='--seed 1')"
 	@echo "make clean         remove .venv, builds and caches; runs/ stays, it is yours"
 
 demo: $(STAMP)
@@ -41,6 +44,9 @@ check:
 
 sim: $(STAMP)
 	$(RUN)/python -m tests.sim --seeds $(SEEDS) --first $(FIRST)
+
+chaos: $(STAMP)
+	$(RUN)/python -m w5xde.chaos --seconds $(SECONDS) $(CHAOS_FLAGS)
 
 # The stamp is written last, so an installation that was interrupted is done again.
 $(STAMP): pyproject.toml constraints.txt

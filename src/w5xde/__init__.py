@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from w5xde.api import Result, join, serve, train
     from w5xde.callbacks import Callback
-    from w5xde.errors import JobError, JoinError, TrainingError, UsageError, W5xdeError
+    from w5xde.errors import JobError, JoinError, StorageError, TrainingError, UsageError, W5xdeError
     from w5xde.learn.job import Job
     from w5xde.runtime.status import RunStatus
 
@@ -28,6 +28,7 @@ _HOMES = {
     "UsageError": "w5xde.errors",
     "JobError": "w5xde.errors",
     "JoinError": "w5xde.errors",
+    "StorageError": "w5xde.errors",
     "TrainingError": "w5xde.errors",
     "datasets": "w5xde.datasets",
 }
@@ -39,6 +40,7 @@ __all__ = [
     "JoinError",
     "Result",
     "RunStatus",
+    "StorageError",
     "TrainingError",
     "UsageError",
     "W5xdeError",

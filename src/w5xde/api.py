@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,15 +23,19 @@ import msgspec
 
 from w5xde.callbacks import Callback
 from w5xde.config import Settings, resolve
-from w5xde.errors import UsageError
+from w5xde.errors import StorageError, UsageError
 from w5xde.learn.job import Job, load_job
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
+    from w5xde.learn.learner import Learner
     from w5xde.runtime.coordinator import Coordinator
+    from w5xde.runtime.keeper import Keeper
     from w5xde.runtime.node import Node, NodeReport
     from w5xde.runtime.nursery import Nursery
+    from w5xde.runtime.recorder import Recorder
+    from w5xde.runtime.restore import Restored
 
 
 @dataclass(slots=True)
@@ -70,10 +75,14 @@ class _Named:
     job: Job
     reference: str
     stem: str = field(init=False)
+    # Where it is found from any folder.
+    place: str = field(init=False)
 
     def __post_init__(self) -> None:
         place = self.reference.rpartition(":")[0] or self.reference
         self.stem = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2].lower()
+        name = self.reference.removeprefix(place)
+        self.place = f"{Path(place).absolute()}{name}" if place.endswith(".py") else self.reference
 
 
 def _find(job: Job | str, name: str = "JOB") -> _Named:
@@ -142,15 +151,24 @@ def _run_prepared(
     from w5xde.learn.prepare import prepare
     from w5xde.runtime.coordinator import Coordinator
     from w5xde.runtime.local import LocalNodes
-    from w5xde.runtime.recorder import Recorder
 
     prepared = prepare(named.job, settings)
-    recorder = Recorder(settings, named.stem)
-    coordinator = Coordinator(prepared, settings, recorder, callbacks)
+    recorder = _open_folder(named, settings)
+    try:
+        _require_same_data(recorder, prepared.source.samples)
+        keeper, restored = _open_books(prepared.learner, recorder, settings)
+        coordinator = Coordinator(prepared, settings, recorder, keeper, restored, callbacks)
+    except OSError as error:
+        recorder.discard()
+        raise _folder_trouble(recorder.folder, error) from error
+    except BaseException:
+        recorder.discard()
+        raise
     layout = prepared.learner.flat.blueprint.layout
     recorder.manifest(
         {
             "job": named.reference,
+            "job_place": named.place,
             "samples": prepared.source.samples,
             "model": [msgspec.to_builtins(entry) for entry in layout.entries],
         }
@@ -173,6 +191,78 @@ def _run_prepared(
         else:
             recorder.discard()
     return Result(prepared.learner.flat.module, summary, recorder.folder, coordinator.reason)
+
+
+def _open_folder(named: _Named, settings: Settings) -> Recorder:
+    from w5xde.runtime.recorder import Recorder
+
+    try:
+        return Recorder(settings, named.stem)
+    except OSError as error:
+        raise _folder_trouble(Path(settings.runs), error) from error
+
+
+def _folder_trouble(folder: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"the run folder {folder} cannot be used: {error.strerror or error}",
+        code="W5-404",
+        fix="make room there, or choose another folder with --runs",
+    )
+
+
+def _require_same_data(recorder: Recorder, samples: int | None) -> None:
+    """Another number of samples is another order of samples: some would count twice, some never."""
+    before = recorder.facts.get("samples", samples)
+    if before != samples:
+        raise StorageError(
+            f"the data set has {samples} samples, run {recorder.name} began with {before}",
+            code="W5-405",
+            fix="resume with the data the run was started with (mended, not shortened), or start a new run",
+        )
+
+
+def _open_books(learner: Learner, recorder: Recorder, settings: Settings) -> tuple[Keeper, Restored | None]:
+    """What keeps the run's memory; if it is resumed, the learner is brought to where it goes on."""
+    from w5xde.learn.checkpoint import capture, refuse_unkeepable
+    from w5xde.learn.checkpoint import restore as restore_learner
+    from w5xde.runtime.keeper import Keeper
+    from w5xde.runtime.restore import restore
+
+    if settings.checkpoint_every != "off":
+        refuse_unkeepable(learner)
+    keeper = Keeper(
+        recorder.disk,
+        lambda: capture(learner),
+        time.time,
+        keep=settings.keep_checkpoints,
+        logs_steps=settings.durability == "step",
+    )
+    if not recorder.is_resumed:
+        return keeper, None
+    restored = restore(
+        recorder.disk,
+        keeper.store,
+        lambda files: restore_learner(learner, files),
+        lambda step, record, body: learner.replay(
+            step.plan.count, body, frozenset(record["absent"]), record["loss_sum"]
+        ),
+        recorder.name,
+    )
+    _require_epochs(restored, settings, recorder.name)
+    return keeper, restored
+
+
+def _require_epochs(restored: Restored, settings: Settings, run: str) -> None:
+    limit, cut = settings.epoch_limit, restored.cut
+    if limit is None or cut is None:
+        return
+    begun = max([cut.cursor.epoch + (cut.cursor.first > 0), *(step.epoch + 1 for step in cut.undone)])
+    if begun > limit:
+        raise UsageError(
+            f"run {run} is in epoch {begun} already, so --epochs {limit} is too late",
+            code="W5-211",
+            fix=f"give at least --epochs {begun}, or leave it out",
+        )
 
 
 def _run(work: Coroutine[Any, Any, None], stop: Callable[[str], None]) -> None:

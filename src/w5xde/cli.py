@@ -1,4 +1,4 @@
-"""The command: `w5xde train`, `serve`, `join` and `demo`.
+"""The command: `w5xde train`, `serve`, `join`, `demo`, `audit` and `export`.
 
 Flags are made from the settings' schema. Nothing here imports torch before a command needs it, so that
 help and mistakes are told at once.
@@ -22,8 +22,13 @@ from msgspec import Meta
 import w5xde
 from w5xde.config import COMMAND_DEFAULTS, COMMAND_SETTINGS, Settings, field_types, resolve
 from w5xde.errors import UsageError, W5xdeError
+from w5xde.runs import find_run, read_manifest
 
 INTERRUPTED = 130
+# An audit found that the promise did not hold.
+NOT_CLEAN = 1
+# What a command is given besides settings.
+_PLACES = ("address", "job", "run", "to", "out", "chaos")
 
 _ABOUT = """Train one PyTorch model on every machine you have."""
 
@@ -32,6 +37,8 @@ _OVERVIEW = """examples:
   w5xde train train.py --nodes 4 --epochs 5       all on this machine, nodes are processes
   w5xde serve train.py --host 0.0.0.0             own model and data; prints the line for others to join
   w5xde join 192.168.1.20:5555 train.py           help a run from another machine
+  w5xde train --resume latest                     go on with a run that was stopped or killed
+  w5xde audit latest                              count again: did every sample count exactly once?
 
 settings: flag, then W5XDE_* (W5XDE_BATCH_SIZE=64), then w5xde.toml (batch-size = 64), then default.
   w5xde COMMAND --help lists them."""
@@ -44,14 +51,17 @@ _COMMANDS: dict[str, tuple[str, str]] = {
         """examples:
   w5xde train train.py --nodes 4
   w5xde train train.py:small --steps 1000 --batch-size 64 --batches-per-step 16
-  w5xde train train.py --mode async --seconds 60 --json > result.json""",
+  w5xde train train.py --mode async --seconds 60 --json > result.json
+  w5xde train --resume latest --epochs 20         go on with the last run, for longer
+  w5xde train train.py --durability step          no step is ever redone, whatever is killed""",
     ),
     "serve": (
         "own the model and the data, and wait for nodes",
         """examples:
   w5xde serve train.py                            only this machine can join
   w5xde serve train.py --host 0.0.0.0             every machine that reaches this one can join
-  w5xde serve train.py --nodes 2 --name tuesday   with two nodes of its own""",
+  w5xde serve train.py --nodes 2 --name tuesday   with two nodes of its own
+  w5xde serve train.py --resume tuesday           go on with it; nodes come back by themselves""",
     ),
     "join": (
         "work for a coordinator",
@@ -63,7 +73,21 @@ _COMMANDS: dict[str, tuple[str, str]] = {
         "train on handwritten digits with three nodes, and compare with one process",
         """examples:
   w5xde demo
-  w5xde demo --nodes 5 --json""",
+  w5xde demo --nodes 5 --json
+  w5xde demo --chaos                              the same while nodes and the coordinator are killed""",
+    ),
+    "audit": (
+        "recompute from a run's ledger that every batch was applied exactly once",
+        """examples:
+  w5xde audit latest
+  w5xde audit tuesday --json
+exit code 0 only if the promise held""",
+    ),
+    "export": (
+        "write a run's newest weights to a file that others read",
+        """examples:
+  w5xde export latest --to safetensors
+  w5xde export tuesday --to pt --out model.pt     read it with torch.load(..., weights_only=True)""",
     ),
 }
 
@@ -102,8 +126,21 @@ def _build_parser() -> _Parser:
         )
         if name == "join":
             command.add_argument("address", metavar="HOST:PORT", help="where the coordinator listens")
-        if name != "demo":
+        if name in ("audit", "export"):
+            command.add_argument("run", metavar="RUN", help="name of a run, its folder, or latest")
+        elif name == "join":
             command.add_argument("job", metavar="JOB", help=_JOB_HELP)
+        elif name != "demo":
+            text = f"{_JOB_HELP}; with --resume the run's own if left out"
+            command.add_argument("job", metavar="JOB", nargs="?", help=text)
+        if name == "demo":
+            text = "kill and freeze nodes and the coordinator meanwhile, and audit the run"
+            command.add_argument("--chaos", action="store_true", help=text)
+        if name == "export":
+            command.add_argument("--to", choices=["safetensors", "pt"], default="safetensors", help="format")
+            command.add_argument(
+                "--out", metavar="FILE", help="where to (default: RUN.safetensors or RUN.pt)"
+            )
         for setting in COMMAND_SETTINGS[name]:
             _add_flag(command, name, setting, types[setting])
     return parser
@@ -185,7 +222,7 @@ def _run(arguments: list[str]) -> int:
         arguments = ["--help"]
     given = vars(_build_parser().parse_args(arguments))
     command = given.pop("command")
-    places = {key: given.pop(key) for key in ("address", "job") if key in given}
+    places = {key: given.pop(key) for key in _PLACES if key in given}
     settings = resolve(command, given, environment=os.environ, folder=Path.cwd())
     with _results_to(settings) as out:
         from w5xde.runtime.recorder import to_json
@@ -193,7 +230,7 @@ def _run(arguments: list[str]) -> int:
         summary = _PERFORM[command](settings, **places)
         if settings.json:
             print(to_json(summary), file=out, flush=True)
-    return 0
+    return 0 if summary.get("clean", True) else NOT_CLEAN
 
 
 @contextlib.contextmanager
@@ -219,8 +256,9 @@ def _quiet(settings: Settings) -> None:
         warnings.simplefilter("ignore")
 
 
-def _coordinate(settings: Settings, job: str) -> dict[str, Any]:
+def _coordinate(settings: Settings, job: str | None) -> dict[str, Any]:
     _quiet(settings)
+    job = job or _job_of(settings)
     from w5xde.api import run_coordinator
     from w5xde.view import make_view
 
@@ -228,6 +266,21 @@ def _coordinate(settings: Settings, job: str) -> dict[str, Any]:
     result = run_coordinator(job, settings, watcher=view)
     view.show_result(result)
     return result.summary
+
+
+def _job_of(settings: Settings) -> str:
+    """The job of the run that is resumed."""
+    if settings.resume is None:
+        raise UsageError("which job?", code="W5-210", fix="name its file:  w5xde train train.py")
+    folder = Path(settings.runs) / (settings.name or "")
+    job = str(read_manifest(folder).get("job_place", ""))
+    if not job or job == "JOB":
+        raise UsageError(
+            f"run {folder.name} was started from Python, so its job has no file",
+            code="W5-210",
+            fix="resume it from there with resume=…, or name the job's file",
+        )
+    return job
 
 
 def _join(settings: Settings, address: str, job: str) -> dict[str, Any]:
@@ -241,11 +294,35 @@ def _join(settings: Settings, address: str, job: str) -> dict[str, Any]:
     return report.summary()
 
 
-def _demo(settings: Settings) -> dict[str, Any]:
+def _demo(settings: Settings, chaos: bool) -> dict[str, Any]:
     _quiet(settings)
+    if chaos:
+        from w5xde.chaos import run_chaos_demo
+
+        return run_chaos_demo(settings)
     from w5xde.demo import run_demo
 
     return run_demo(settings)
+
+
+def _audit(settings: Settings, run: str) -> dict[str, Any]:
+    from w5xde.runtime.auditing import audit_run
+    from w5xde.view import make_view
+
+    report = audit_run(find_run(settings.runs, run))
+    if not settings.json:
+        make_view(settings).show_audit(report)
+    return report.summary()
+
+
+def _export(settings: Settings, run: str, to: str, out: str | None) -> dict[str, Any]:
+    from w5xde.runtime.export import export_run
+    from w5xde.view import make_view
+
+    folder = find_run(settings.runs, run)
+    written = export_run(folder, to, Path(out or f"{folder.name}.{to}"))
+    make_view(settings).show_export(written)
+    return written
 
 
 _PERFORM: dict[str, Callable[..., dict[str, Any]]] = {
@@ -253,4 +330,6 @@ _PERFORM: dict[str, Callable[..., dict[str, Any]]] = {
     "serve": _coordinate,
     "join": _join,
     "demo": _demo,
+    "audit": _audit,
+    "export": _export,
 }

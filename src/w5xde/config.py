@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 
 from w5xde.errors import UsageError
 from w5xde.messages import NODE_NAME_PATTERN
+from w5xde.runs import find_run, read_manifest
 
 SETTINGS_FILE = "w5xde.toml"
 ENVIRONMENT_PREFIX = "W5XDE_"
@@ -24,7 +25,22 @@ ENVIRONMENT_PREFIX = "W5XDE_"
 # A run's name is also a folder's name; both kinds of names are shown in terminals and logs.
 SHOWN_NAME = re.compile(NODE_NAME_PATTERN)
 
+_EVERY = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|steps)")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
 Positive = Annotated[int, Meta(ge=1)]
+
+
+def parse_every(text: str) -> tuple[float | None, int | None]:
+    """`30s`, `5m`, `500steps` or `off`, as seconds or steps between two checkpoints."""
+    if text == "off":
+        return None, None
+    found = _EVERY.fullmatch(text)
+    if found is None or float(found[1]) == 0 or (found[2] == "steps" and "." in found[1]):
+        raise ValueError(f"checkpoint-every {text!r} must be like 30s, 5m, 500steps or off")
+    if found[2] == "steps":
+        return None, int(found[1])
+    return float(found[1]) * _SECONDS[found[2]], None
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,6 +101,20 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         float, Meta(ge=0, description="seconds to keep trying while nothing answers at first")
     ] = 5.0
     # --- what is kept and shown
+    checkpoint_every: Annotated[
+        str, Meta(description="how often a checkpoint is written: 30s, 5m, 500steps or off")
+    ] = "30s"
+    keep_checkpoints: Annotated[int, Meta(ge=3, description="how many checkpoints are kept")] = 3
+    durability: Annotated[
+        Literal["checkpoint", "step"],
+        Meta(description="step: every step is on the disk before it counts, so that none is ever redone"),
+    ] = "checkpoint"
+    skip_bad_batches: Annotated[
+        bool, Meta(description="call an epoch complete without batches that fail wherever they are tried")
+    ] = False
+    resume: Annotated[
+        str | None, Meta(description="go on with this run (its name, its folder, or latest)")
+    ] = None
     name: Annotated[str | None, Meta(description="name of the run (default: a new one)")] = None
     runs: Annotated[str, Meta(description="folder in which runs are kept")] = "runs"
     log: Annotated[Literal["silent", "normal", "verbose"], Meta(description="how much is shown")] = "normal"
@@ -100,6 +130,19 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"batches-per-step {self.batches_per_step} must be from 1 to 65536")
         if self.clip_norm is not None and not 0 < self.clip_norm < float("inf"):
             raise ValueError(f"clip-norm {self.clip_norm} must be a positive number")
+        parse_every(self.checkpoint_every)
+        if self.durability == "step" and self.checkpoint_every == "off":
+            raise ValueError("durability step needs checkpoints: checkpoint-every must not be off")
+
+    @property
+    def save_seconds(self) -> float | None:
+        """Seconds between two checkpoints, if they go by time."""
+        return parse_every(self.checkpoint_every)[0]
+
+    @property
+    def save_steps(self) -> int | None:
+        """Steps between two checkpoints, if they go by steps."""
+        return parse_every(self.checkpoint_every)[1]
 
     @property
     def step_batches(self) -> int:
@@ -130,19 +173,45 @@ _TRAINING = [
     "data",
     "loader_workers",
 ]
+_PLACE = ["nodes", "device", "threads", "host", "port"]
+_KEEPING = [
+    "checkpoint_every",
+    "keep_checkpoints",
+    "durability",
+    "skip_bad_batches",
+    "resume",
+    "name",
+    "runs",
+]
 _SHOWING = ["log", "json"]
 COMMAND_SETTINGS: dict[str, list[str]] = {
-    "train": [*_TRAINING, "nodes", "device", "threads", "host", "port", "name", "runs", *_SHOWING],
-    "serve": [*_TRAINING, "nodes", "device", "threads", "host", "port", "name", "runs", *_SHOWING],
+    "train": [*_TRAINING, *_PLACE, *_KEEPING, *_SHOWING],
+    "serve": [*_TRAINING, *_PLACE, *_KEEPING, *_SHOWING],
     "join": ["node_name", "device", "wait", *_SHOWING],
     "demo": ["nodes", "name", "runs", *_SHOWING],
+    "audit": ["runs", "json"],
+    "export": ["runs", "json"],
 }
+# What a run keeps for life: with another of these it would be another run.
+FIXED_SETTINGS = [
+    "mode",
+    "batch_size",
+    "step_batches",
+    "clip_norm",
+    "precision",
+    "seed",
+    "shuffle",
+    "threads",
+]
+_SHOWN = {"step_batches": "batches_per_step"}
 # What a command takes when nobody says otherwise, where that differs from the schema.
 COMMAND_DEFAULTS: dict[str, dict[str, Any]] = {
     "train": {},
     "serve": {"nodes": 0, "port": 5555},
     "join": {},
     "demo": {"nodes": 3},
+    "audit": {},
+    "export": {},
 }
 
 
@@ -174,7 +243,38 @@ def resolve(
         if relevant:
             _convert({**merged, **relevant}, origin)
             merged.update(relevant)
-    return _convert(merged, "")
+    settings = _convert(merged, "")
+    if settings.resume is None or "resume" not in wanted:
+        return settings
+    return _resumed(settings, {key: value for key, value in arguments.items() if value is not None})
+
+
+def _resumed(settings: Settings, given: dict[str, Any]) -> Settings:
+    """The settings of an earlier run, and those said anew; what would make it another run is refused."""
+    folder = find_run(settings.runs, settings.resume or "")
+    earlier = read_manifest(folder)["settings"]
+    if given.get("name", folder.name) != folder.name:
+        raise UsageError(
+            "a run that is resumed keeps its name", code="W5-211", fix="leave out --name, or --resume"
+        )
+    # How it was shown then is no matter of the run's.
+    known = {
+        key: value
+        for key, value in earlier.items()
+        if key in Settings.__struct_fields__ and key not in _SHOWING
+    }
+    place = {"resume": folder.name, "name": folder.name, "runs": str(folder.parent)}
+    whole = _convert({**known, **given, **place}, folder.name)
+    before = _convert(known, folder.name)
+    for key in FIXED_SETTINGS:
+        was, now = getattr(before, key), getattr(whole, key)
+        if was != now:
+            raise UsageError(
+                f"{_SHOWN.get(key, key).replace('_', '-')} is {was} in run {folder.name}, not {now}",
+                code="W5-211",
+                fix="leave that setting out, or start a new run without --resume",
+            )
+    return whole
 
 
 def _convert(values: dict[str, Any], origin: str) -> Settings:

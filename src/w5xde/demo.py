@@ -6,6 +6,8 @@ as a pool of processes is the promise of sync mode, checked in front of the user
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -70,10 +72,8 @@ def run_demo(settings: Settings) -> dict[str, Any]:
     view.say("the same in one process, with a plain PyTorch loop …")
     with threads(settings.threads):
         lonely = alone(settings)
-    summary = result.summary | {
-        "alone_sha256": weights_sha256(lonely),
-        "alone_metrics": accuracy(lonely.eval()),
-    }
+        measured = accuracy(lonely.eval())
+    summary = result.summary | {"alone_sha256": weights_sha256(lonely), "alone_metrics": measured}
     if summary["alone_sha256"] != summary["weights_sha256"]:
         raise TrainingError(
             "the weights of one process differ from those of the pool",
@@ -96,20 +96,26 @@ def alone(settings: Settings) -> nn.Module:
     source = MapSource(digits(), batch_size=settings.batch_size, seed=settings.seed, shuffle=True)
     optimizer = job.optimizer(model.parameters())
     batches = -(-source.samples // settings.batch_size)
-    for epoch in range(EPOCHS):
-        for first in range(0, batches, STEP_BATCHES):
-            indices = range(first, min(first + STEP_BATCHES, batches))
-            step = [(i, source.read(epoch, i)) for i in indices]
-            samples = sum(len(batch[0]) for _, batch in step)
-            gradients = []
-            for i, batch in step:
-                torch.manual_seed(batch_seed(settings.seed, epoch, i))
-                share = loss(model, batch) * (len(batch[0]) / samples)
-                gradients.append(torch.autograd.grad(share, list(model.parameters())))
-            for parameter, gradient in zip(model.parameters(), _add(gradients), strict=True):
-                parameter.grad = gradient
-            optimizer.step()
+    for epoch, indices in itertools.islice(_steps(settings, batches), settings.steps):
+        step = [(i, source.read(epoch, i)) for i in indices]
+        samples = sum(len(batch[0]) for _, batch in step)
+        gradients = []
+        for i, batch in step:
+            torch.manual_seed(batch_seed(settings.seed, epoch, i))
+            share = loss(model, batch) * (len(batch[0]) / samples)
+            gradients.append(torch.autograd.grad(share, list(model.parameters())))
+        for parameter, gradient in zip(model.parameters(), _add(gradients), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
     return model
+
+
+def _steps(settings: Settings, batches: int) -> Iterator[tuple[int, range]]:
+    """The epoch and the batches of each step, for as many epochs as there are to be."""
+    limit = settings.epoch_limit
+    for epoch in itertools.count() if limit is None else range(limit):
+        for first in range(0, batches, settings.step_batches):
+            yield epoch, range(first, min(first + settings.step_batches, batches))
 
 
 def _add(gradients: list[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:

@@ -91,4 +91,8 @@ class TrainingError(W5xdeError):
         """The error for a reason that came up while training, with advice where there is any."""
         diverged = any(word in reason for word in ("finite", " nan", " inf"))
         fix = "lower the learning rate, or clip the gradient with --clip-norm 1" if diverged else ""
+        if "is not complete" in reason and not diverged:
+            fix = (
+                "mend the data or the loss and go on with --resume, or leave them out with --skip-bad-batches"
+            )
         return cls(reason, code="W5-311", fix=fix)

@@ -10,7 +10,7 @@ import contextlib
 import shlex
 import socket
 import sys
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import psutil
 from rich.console import Console, Group
@@ -25,6 +25,7 @@ from w5xde.api import Result, Watcher
 from w5xde.config import Settings
 
 if TYPE_CHECKING:
+    from w5xde.runtime.auditing import Report
     from w5xde.runtime.coordinator import Coordinator
     from w5xde.runtime.node import Node, NodeReport
     from w5xde.runtime.status import RunStatus
@@ -33,6 +34,7 @@ REFRESH_SECONDS = 0.25
 LINE_SECONDS = 5.0
 EVENTS_SHOWN = 6
 NODES_SHOWN = 20
+VIOLATIONS_SHOWN = 20
 
 
 def make_view(settings: Settings) -> View:
@@ -154,7 +156,8 @@ class View(Watcher):
         status = self._coordinator.status()
         if not status.nodes and not status.step:
             return self._waiting_text()
-        parts = [f"step {status.step}" + (f"/{status.steps_total}" if status.steps_total else "")]
+        total = f"/{status.steps_total}" if status.steps_total else ""
+        parts = [f"step {status.step}{total} ({status.durable_steps} safe)"]
         parts.append(f"epoch {status.epoch}" + (f"/{status.epochs_total}" if status.epochs_total else ""))
         if status.loss is not None:
             parts.append(f"loss {status.loss:.4f}")
@@ -183,6 +186,52 @@ class View(Watcher):
             f"{_bytes(s['bytes_sent'])} out, {_bytes(s['bytes_received'])} in"
         )
         self.say(f"  weights sha256 {s['weights_sha256'][:16]}…  in  {result.folder / 'model.safetensors'}")
+
+    def show_audit(self, report: Report) -> None:
+        """What an audit found, per node, and whether the promise held."""
+        found = report.findings
+        lives = f"{found.lives} {'life' if found.lives == 1 else 'lives'} of the coordinator"
+        self.say(
+            f"run {report.run}: {found.records:,} records, {lives}, {found.crashes} without a goodbye; "
+            f"ended: {found.ended or 'not yet, or without a word'}"
+        )
+        self.say(
+            f"  {found.steps:,} steps, {found.batches:,} batches, {found.samples:,} samples applied, "
+            f"{found.epochs} epochs complete; {found.steps_redone} steps redone after a crash"
+        )
+        table = Table(box=None, padding=(0, 2), header_style="dim")
+        table.add_column("node")
+        for heading in ("batches", "samples", "share", "leases", "refused", "expired"):
+            table.add_column(heading, justify="right")
+        for name, part in sorted(found.nodes.items(), key=lambda each: -each[1].batches):
+            share = f"{part.batches / max(1, found.batches):.0%}"
+            table.add_row(
+                name, f"{part.batches:,}", f"{part.samples:,}", share, f"{part.leases:,}",
+                f"{part.refused:,}", f"{part.expired:,}",
+            )  # fmt: skip
+        self._console.print(table)
+        for epoch, batch in found.aside:
+            self.say(f"  set aside: batch {batch} of epoch {epoch + 1}")
+        whole = sum(not wrong for wrong in report.checkpoints.values())
+        self.say(f"  {whole} of {len(report.checkpoints)} checkpoints here are whole and the ledger's own")
+        for remark in found.remarks:
+            self.say(f"  note: {remark}")
+        for violation in found.violations[:VIOLATIONS_SHOWN]:
+            self.say(f"  VIOLATION: {violation}")
+        if len(found.violations) > VIOLATIONS_SHOWN:
+            self.say(f"  … and {len(found.violations) - VIOLATIONS_SHOWN} more")
+        if report.is_clean:
+            self.say("[bold green]clean[/]: every batch that counts was applied exactly once", markup=True)
+        else:
+            self.say("[bold red]the promise did not hold[/]", markup=True)
+
+    def show_export(self, written: dict[str, Any]) -> None:
+        for damage in written["damaged"]:
+            self.say(f"a damaged checkpoint is passed over: {damage}")
+        self.say(
+            f"weights of {written['run']} after {written['steps']:,} steps in {written['file']} "
+            f"({_bytes(written['bytes'])}, sha256 of weights {written['weights_sha256'][:16]}…)"
+        )
 
     # --- a node's ---------------------------------------------------------------------------------
 
@@ -232,7 +281,9 @@ class View(Watcher):
 _EVENT_STYLES = {
     "left": "yellow",
     "failed": "red",
-    "refused": "yellow",
+    "turned away": "yellow",
+    "storage": "red",
+    "bad batch": "red",
     "joined": "green",
     "finished": "bold",
 }
@@ -248,7 +299,7 @@ def _progress(status: RunStatus) -> Table:
     ]
     if done is not None:
         cells += [ProgressBar(total=1.0, completed=done, width=30), Text(f"{done:4.0%}")]
-    cells.append(Text(f"step {status.step:,}"))
+    cells.append(Text(f"step {status.step:,} ({status.durable_steps:,} safe)"))
     if status.loss is not None:
         cells.append(Text(f"loss {status.loss:.4f}", style="bold"))
     cells += [Text(f"{key} {value:.4g}", style="bold green") for key, value in status.evaluation.items()]

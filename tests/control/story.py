@@ -16,6 +16,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from tests.control.invariants import check
 from w5xde.control import events as ev
 from w5xde.control.coordinator import TICK_SECONDS, CoordinatorCore, CoreSettings
 from w5xde.control.leases import INCARNATION_SHIFT, Lease
@@ -77,6 +78,8 @@ class Teller:
                 staleness=int(given.pop("staleness", "64")),
                 seconds=None if seconds is None else float(seconds),
                 evaluates=given.pop("evaluates", "no") == "yes",
+                skip_bad_batches=given.pop("skip", "no") == "yes",
+                save_steps=int(given.pop("save", "0")) or None,
             ),
         )
         if given:
@@ -92,6 +95,8 @@ class Teller:
             "fail": lambda words: self._say(ev.Failed(words[0], lease(words[1]), " ".join(words[2:]))),
             "drop": lambda words: self._say(ev.Dropped(words[0], lease(words[1]))),
             "stepped": self._stepped,
+            "saved": lambda words: self._say(ev.Saved(int(words[0]))),
+            "unsaved": lambda words: self._say(ev.SaveFailed(" ".join(words))),
             "discover": self._discover,
             "broke": lambda words: self._say(ev.Broke(" ".join(words))),
             "stop": lambda words: self._say(ev.Stop(" ".join(words))),
@@ -110,7 +115,7 @@ class Teller:
 
     def _say(self, event: ev.Event) -> Iterator[str]:
         effects = self.core.handle(event, self.now)
-        self.core.check()
+        check(self.core)
         for effect in effects:
             if isinstance(effect, ev.Step):
                 self._applying.append(effect.plan.index)
@@ -189,13 +194,20 @@ def in_words(effect: ev.Effect) -> str:
             return f"lend {effect.node} {', '.join(map(lent, effect.leases))}"
         case ev.Cancel():
             return f"cancel {effect.node} {' '.join(map(short, effect.leases))}"
+        case ev.Expire():
+            return f"expire {effect.node} {' '.join(map(short, effect.leases))}: {effect.reason}"
+        case ev.SetAside():
+            return f"set aside {batches(effect.span)} of step {effect.plan.index}"
+        case ev.Save():
+            undone = " ".join(str(step.index) for step in effect.cut.undone)
+            return f"save v{effect.cut.version}" + (f", undone {undone}" if undone else "")
         case ev.Reject():
             return f"refuse {effect.node} {short(effect.lease)}: {shortened(effect.reason)}"
         case ev.Fold():
             return f"fold {short(effect.lease.id)}"
         case ev.Step():
             shares = ", ".join(
-                f"{batches(Span(start, stop))} by {node}" for start, stop, node in effect.shares
+                f"{batches(Span(start, stop))} by {node}" for start, stop, node, _ in effect.shares
             )
             return f"apply step {effect.plan.index} to v{effect.version}: {shares}"
         case ev.Evaluate():

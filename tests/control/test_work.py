@@ -107,12 +107,12 @@ def test_a_batch_is_hopeless_after_three_failures_on_two_nodes() -> None:
     work, members = step(1), pool("a", "b")
     for node, is_hopeless in (("a", False), ("b", False), ("a", True)):
         work.failed(Span(0, 1), node, [])
-        assert work.is_hopeless(Span(0, 1), members) == is_hopeless
+        assert work.is_hopeless(Span(0, 1), members, []) == is_hopeless
 
 
 def test_three_failures_on_one_node_prove_nothing_while_others_are_there() -> None:
     work = step(1)
     for _ in range(3):
         work.failed(Span(0, 1), "a", [])
-    assert not work.is_hopeless(Span(0, 1), pool("a", "b"))
-    assert work.is_hopeless(Span(0, 1), pool("a"))
+    assert not work.is_hopeless(Span(0, 1), pool("a", "b"), [])
+    assert work.is_hopeless(Span(0, 1), pool("a"), [])

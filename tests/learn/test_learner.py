@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 from tests.learn import jobs
 from tests.learn.jobs import SAMPLES, make, mlp, settings
 from tests.learn.pool import CPU, NODE_COUNTS, train_in_pool, welcome_of
+from w5xde.learn.checkpoint import model_file
 from w5xde.learn.enrol import prepare_node
 from w5xde.learn.learner import Contribution, Learner, NotFinite, weights_sha256
 from w5xde.learn.prepare import prepare
@@ -68,7 +69,7 @@ def test_the_hash_of_a_known_model_never_changes() -> None:
 
 def test_the_saved_model_can_be_read_without_us(tmp_path: Path) -> None:
     learner = every_learner()
-    learner.save_model(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").write_bytes(model_file(learner.flat.module))
     saved = load_file(tmp_path / "model.safetensors")
     fresh = Every()
     fresh.load_state_dict(saved, strict=True)
@@ -80,7 +81,7 @@ def test_the_saved_model_can_be_read_without_us(tmp_path: Path) -> None:
 
 def test_a_saved_model_that_was_trained_is_the_trained_one(tmp_path: Path) -> None:
     trained = train_in_pool(make(mlp(lambda: nn.BatchNorm1d(16))), settings(), nodes=2, seed=0)
-    trained.learner.save_model(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").write_bytes(model_file(trained.learner.flat.module))
     fresh = mlp(lambda: nn.BatchNorm1d(16))()
     fresh.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=True)
     assert weights_sha256(fresh) == trained.sha256
@@ -105,17 +106,17 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing(spoil: float) -> No
     job = make(mlp(lambda: nn.BatchNorm1d(16)), scheduler=lambda optimizer: StepLR(optimizer, 1))
     learner = prepare(job, settings(clip_norm=1.0)).learner
     learner.fold(0, 1, Span(0, 1), _contribution(learner, job))
-    learner.step(0)
+    learner.apply(learner.total(0))
     before = learner.weights_sha256()
-    optimizer = copy.deepcopy(learner._optimizer.state_dict())
+    optimizer = copy.deepcopy(learner.optimizer.state_dict())
     bad = _contribution(learner, job, spoil)
     assert not learner.is_finite(bad.vector)
     learner.fold(1, 1, Span(0, 1), bad)
     with pytest.raises(NotFinite, match="step 2"):
-        learner.step(1)
+        learner.apply(learner.total(1))
     assert learner.weights_sha256() == before
     assert learner.version == 1
-    assert str(learner._optimizer.state_dict()) == str(optimizer)
+    assert str(learner.optimizer.state_dict()) == str(optimizer)
 
 
 def test_a_sum_that_overflows_is_found_though_each_part_was_finite() -> None:
@@ -127,7 +128,7 @@ def test_a_sum_that_overflows_is_found_though_each_part_was_finite() -> None:
         assert learner.is_finite(part.vector)
         learner.fold(0, 2, Span(batch, batch + 1), part)
     with pytest.raises(NotFinite):
-        learner.step(0)
+        learner.apply(learner.total(0))
     assert learner.weights_sha256() == before
 
 
@@ -138,7 +139,7 @@ def test_a_snapshot_stays_as_it_is_while_the_model_moves_on() -> None:
     before = bytes(snapshot)
     assert learner.snapshot(whole=False) is snapshot
     learner.fold(0, 1, Span(0, 1), _contribution(learner, job))
-    learner.step(0)
+    learner.apply(learner.total(0))
     assert bytes(snapshot) == before
     assert bytes(learner.snapshot(whole=False)) != before
 

@@ -33,14 +33,17 @@ def test_a_full_disk_is_told_once_and_training_goes_on(tmp_path: Path) -> None:
     recorder.close()
 
 
-def test_a_model_that_cannot_be_saved_is_told_with_its_fix(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_saved_is_told_with_its_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorder = Recorder(Settings(runs=str(tmp_path)), "job")
 
-    def write(path: Path) -> None:
+    def write(name: str, pieces: object) -> None:
         raise OSError(28, "No space left on device")
 
+    monkeypatch.setattr(recorder.disk, "write", write)
     with pytest.raises(StorageError, match="cannot be saved"):
-        recorder.save(write)
+        recorder.save_model(b"weights")
     recorder.close()
 
 

@@ -1,27 +1,26 @@
 """The books: what a sound coordinator may do, kept apart from it and audited after every event.
 
-The gradient of a batch is a counting model: applying a step adds 1 to each of its samples. What a node
-sends is the expression by which it was summed, so that the fold can be compared with the canonical tree.
-Knows the core only from outside: its events, its effects, and the numbers it shows.
+What a node sends is the expression by which it was summed, so that the fold can be compared with the
+canonical tree. Knows the core only from outside: its events, its effects, and the numbers it shows.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
+from tests.control.invariants import check
+from tests.sim.counter import Counter, Sum
 from tests.sim.scenario import Scenario
 from w5xde.control import events as ev
 from w5xde.control.coordinator import TICK_SECONDS, CoordinatorCore
 from w5xde.control.leases import Lease
 from w5xde.control.members import SILENCE_SECONDS, STALL_SECONDS
 from w5xde.control.modes import WINDOW_LEASES
+from w5xde.control.plan import StepPlan
 from w5xde.control.work import ATTEMPTS_MAX
-from w5xde.tree import PairwiseTree, Span, is_aligned
+from w5xde.tree import is_aligned
 
-# A sum is a pair of sums, or a batch: (epoch, batch, version of the parameters it was computed on).
-Sum = tuple[Any, ...]
 # The core rounds nothing, but sums its seconds in another order than we do.
 EPSILON_SECONDS = 1e-6
 
@@ -42,6 +41,14 @@ def canonical(epoch: int, start: int, stop: int, version: int) -> Sum:
     return (canonical(epoch, start, start + half, version), canonical(epoch, start + half, stop, version))
 
 
+def without(total: Sum, aside: set[int]) -> Sum | None:
+    """The same sum, with nothing in the places of these batches."""
+    if len(total) == 3:
+        return None if total[1] in aside else total
+    left, right = without(total[0], aside), without(total[1], aside)
+    return (left, right) if left is not None and right is not None else left or right
+
+
 def versions_of(total: Sum) -> list[int]:
     if len(total) == 3:
         return [total[2]]
@@ -60,24 +67,29 @@ class Hand:
 class Books:
     """Written from events and effects alone; raises as soon as something does not add up."""
 
-    def __init__(self, core: CoordinatorCore, scenario: Scenario) -> None:
+    def __init__(
+        self, core: CoordinatorCore, scenario: Scenario, counter: Counter, past: Books | None, now: float
+    ) -> None:
+        """The books of one life; lease numbers of earlier ones must never come again."""
         self._core = core
         self._scenario = scenario
-        self.leases: dict[int, Lease] = {}
+        self._counter = counter
+        self.leases: dict[int, Lease] = past.leases if past is not None else {}
+        self.stepped_at: dict[int, float] = past.stepped_at if past is not None else {}
+        self._aside = {(each.epoch, each.batch) for each in core.accounts.aside}
         self._outstanding: dict[int, Lease] = {}
         self._hands: dict[str, Hand] = {}
-        self._trees: dict[int, PairwiseTree[Sum]] = {}
         self._there: dict[int, set[int]] = {}
-        self._counts = [[0] * sum(sizes) for sizes in scenario.epochs]
         self._failures: dict[tuple[int, int], list[str]] = {}
-        self.stepped_at: dict[int, float] = {}
-        self._applied: list[int] = []
-        self._version = 0
-        self._begun = -1
+        self._version = core.version
+        # Steps begun before: those may be finished although the run is to stop.
+        self._begun = core.plan.cursor.index - 1
         self._is_closing = False
         self._started_at = math.inf
+        # Of training, in earlier lives.
+        self._seconds = core.seconds(0.0)
         # Our own time, with and without the moments for which nobody is blamed.
-        self._ticked_at = 0.0
+        self._ticked_at = now
         self._awake = self._strict = 0.0
 
     # --- one event --------------------------------------------------------------------------------
@@ -95,7 +107,7 @@ class Books:
             case ev.Ticked():
                 self._tick(now)
                 limit = self._scenario.seconds_limit
-                self._is_closing |= limit is not None and now - self._started_at >= limit
+                self._is_closing |= limit is not None and self._seconds + now - self._started_at >= limit
             case ev.Stop():
                 self._is_closing = True
             case _:
@@ -107,14 +119,11 @@ class Books:
         if isinstance(event, ev.Dropped):
             self._outstanding.pop(event.lease, None)
         held = {lease.id for lease in self._core.leases}
-        require(
-            held == self._outstanding.keys(),
-            f"outstanding are {sorted(held)}, not {sorted(self._outstanding)}",
-        )
-        require(
-            self._core.version == self._version, f"version {self._core.version} after {self._version} steps"
-        )
-        self._core.check()
+        if held != self._outstanding.keys():
+            raise AssertionError(f"outstanding are {sorted(held)}, not {sorted(self._outstanding)}")
+        if self._core.version != self._version:
+            raise AssertionError(f"version {self._core.version} after {self._version} steps")
+        check(self._core)
 
     def _audit(self, event: ev.Event, effect: ev.Effect, was_closing: bool, now: float) -> None:
         match effect:
@@ -155,9 +164,20 @@ class Books:
                 self._gone(effect.node)
             case ev.Finish():
                 self._finished(effect)
+            case ev.Expire():
+                for number in effect.leases:
+                    self._outstanding.pop(number, None)
+            case ev.SetAside():
+                self._may_set_aside(effect)
             case ev.Note(kind="epoch"):
-                counts = self._counts[effect.facts["epoch"] - 1]
-                require(counts == [1] * len(counts), f"{effect.text}, but its samples count {counts}")
+                epoch = effect.facts["epoch"] - 1
+                counts, expected = self._counter.counts[epoch], self._expected_counts(epoch)
+                require(counts == expected, f"{effect.text}, but its samples count {counts}")
+                aside = [batch for of, batch in sorted(self._aside) if of == epoch]
+                require(
+                    sorted(effect.facts["aside"]) == aside and (self._scenario.skip_bad_batches or not aside),
+                    f"{effect.text} although {aside} are set aside",
+                )
 
     # --- leases -----------------------------------------------------------------------------------
 
@@ -165,17 +185,10 @@ class Books:
         require(effect.node in self._hands, f"{effect} lends to somebody who is not here")
         hand = self._hands[effect.node]
         for lease in effect.leases:
-            require(lease.id not in self.leases, f"lease {lease.id} is given twice")
-            require(lease.node == effect.node, f"{effect} sends a lease to the wrong node")
-            require(lease.version == self._version, f"{lease} of another version than {self._version}")
-            require(is_aligned(lease.span, lease.step.count), f"{lease} is no part of the tree")
-            is_new = lease.step.index > self._begun
-            require(
-                not (was_closing and is_new), f"step {lease.step.index} begins although the run is to stop"
-            )
+            wrong = self._wrong_with(lease, effect.node, was_closing)
+            if wrong:
+                raise AssertionError(f"{lease} {wrong}")
             self._begun = max(self._begun, lease.step.index)
-            planned = (lease.step.epoch, lease.step.first, lease.step.sizes)
-            require(planned == self._scenario.steps[lease.step.index], f"{lease.step} is not as planned")
             self.leases[lease.id] = self._outstanding[lease.id] = lease
             hand.leases.add(lease.id)
         allowed = WINDOW_LEASES
@@ -185,6 +198,25 @@ class Books:
             len(hand.leases) <= allowed,
             f"{effect.node} holds {len(hand.leases)} leases, {allowed} are allowed",
         )
+
+    def _wrong_with(self, lease: Lease, node: str, was_closing: bool) -> str:
+        step = lease.step
+        planned = (
+            self._scenario.steps[step.index]
+            if step.index >= 0
+            else (step.epoch, step.first, self._scenario.epochs[step.epoch][step.first : step.first + 1])
+        )
+        if lease.id in self.leases:
+            return "is given twice"
+        if lease.node != node:
+            return f"is sent to {node}"
+        if lease.version != self._version:
+            return f"is of another version than {self._version}"
+        if not is_aligned(lease.span, step.count):
+            return "is no part of the tree"
+        if was_closing and step.index > self._begun:
+            return "begins although the run is to stop"
+        return "" if (step.epoch, step.first, step.sizes) == planned else "is not as planned"
 
     def _returned(self, event: ev.Answered | ev.Failed | ev.Dropped) -> None:
         if event.node in self._hands:
@@ -209,36 +241,60 @@ class Books:
         bound = self._scenario.staleness if self._scenario.mode == "async" else 0
         require(stale <= bound, f"{lease} is {stale} versions old, {bound} are allowed")
 
-    def folded(self, lease: Lease, total: Sum) -> None:
+    def folded(self, lease: Lease) -> None:
         """What came for the lease is given its place."""
-        tree = self._trees.setdefault(lease.step.index, PairwiseTree(lease.step.count, lambda a, b: (a, b)))
         there = self._there.setdefault(lease.step.index, set())
         batches = range(lease.span.start, lease.span.stop)
         require(not there.issuperset(batches), f"step {lease.step.index} has every batch of {lease} already")
         there.update(batches)
-        tree.put(lease.span, total)
 
-    def applied(self, effect: ev.Step, now: float) -> None:
-        """The learner steps."""
+    def _may_set_aside(self, effect: ev.SetAside) -> None:
+        plan, (start, stop) = effect.plan, effect.span
+        for batch in range(start, stop):
+            failures = self._failures.get((plan.index, batch), [])
+            require(len(failures) >= ATTEMPTS_MAX, f"{effect} after {len(failures)} failures")
+            others = len(self._hands) > 1 or len(set(failures)) > 1
+            require(not others or len(set(failures)) > 1, f"{effect}, but only {set(failures)} tried")
+            key = (plan.epoch, plan.first + batch)
+            require(key not in self._aside, f"{effect} once more")
+            self._aside.add(key)
+
+    def summed(self, effect: ev.Step, total: Sum) -> None:
+        """The learner is to step, by this sum."""
         plan = effect.plan
-        total = self._trees.pop(plan.index).take(Span(0, plan.count))
+        aside = {batch for epoch, batch in self._aside if epoch == plan.epoch}
         if self._scenario.mode == "sync":
             ours = canonical(plan.epoch, plan.first, plan.first + plan.count, effect.version)
-            require(total == ours, f"step {plan.index} is summed as {total}")
+            require(total == without(ours, aside), f"step {plan.index} is summed as {total}")
         else:
-            stale = effect.version - min(versions_of(total))
+            # Parts of a step that failed in between are as old as they were when they came.
+            stale = effect.version - max(versions_of(total)) if len(effect.shares) == 1 else 0
             require(stale <= self._scenario.staleness, f"step {plan.index} is {stale} versions old")
-        shared = [batch for start, stop, _ in effect.shares for batch in range(start, stop)]
-        require(shared == list(range(plan.count)), f"step {plan.index} is shared out as {effect.shares}")
-        counts = self._counts[plan.epoch]
-        start = plan.first * self._scenario.batch_size
-        for sample in range(start, start + plan.samples):
-            counts[sample] += 1
-            require(
-                counts[sample] == 1, f"sample {sample} of epoch {plan.epoch} counts {counts[sample]} times"
-            )
-        self._applied.append(plan.index)
-        self.stepped_at[plan.index] = now
+        shared = [batch for start, stop, _, _ in effect.shares for batch in range(start, stop)]
+        expected = [i for i in range(plan.count) if plan.first + i not in aside]
+        require(shared == expected, f"step {plan.index} is shared out as {effect.shares}")
+        require(self._counter.version == effect.version, f"{effect} after {self._counter.version} steps")
+
+    def applied(self, effect: ev.Step, now: float) -> None:
+        """The learner has stepped."""
+        counts = self._counter.counts[effect.plan.epoch]
+        require(max(counts) <= 1, f"a sample of epoch {effect.plan.epoch} counts {max(counts)} times")
+        self.stepped_at[effect.plan.index] = now
+
+    def _expected_counts(self, epoch: int) -> list[int]:
+        """Each sample once, but those of batches that were set aside."""
+        sizes = self._scenario.epochs[epoch]
+        return [
+            0 if (epoch, batch) in self._aside else 1 for batch, size in enumerate(sizes) for _ in range(size)
+        ]
+
+    def expected_value(self) -> str:
+        """The weights that all steps come to, one after another, in a run that nothing disturbs."""
+        undisturbed = Counter(self._scenario)
+        for index, (epoch, first, sizes) in enumerate(self._scenario.steps):
+            step = ev.Step(StepPlan(index, epoch, first, sizes, ends_epoch=False), index, [])
+            undisturbed.apply(step, canonical(epoch, first, first + len(sizes), index))
+        return undisturbed.value
 
     # --- silence ----------------------------------------------------------------------------------
 
@@ -269,27 +325,26 @@ class Books:
     # --- the end ----------------------------------------------------------------------------------
 
     def _finished(self, finish: ev.Finish) -> None:
-        progress = self._core.progress
-        require(
-            progress.steps <= len(self._applied),
-            f"{progress.steps} steps are counted, {self._applied} applied",
-        )
+        progress, applied = self._core.progress, self._counter.version
+        require(progress.steps <= applied, f"{progress.steps} steps are counted, {applied} applied")
         if finish.error:
             worst = max(self._failures.values(), key=len, default=[])
             require(len(worst) >= ATTEMPTS_MAX, f"given up after {len(worst)} failures: {finish.error}")
             return
-        require(
-            progress.steps == len(self._applied),
-            f"{progress.steps} steps are counted, {self._applied} applied",
-        )
-        require(progress.samples == sum(map(sum, self._counts)), f"{progress.samples} samples are counted")
-        if self._scenario.mode == "sync":
-            require(self._applied == list(range(len(self._applied))), f"steps came as {self._applied}")
+        require(progress.steps == applied, f"{progress.steps} steps are counted, {applied} applied")
+        counted = sum(map(sum, self._counter.counts))
+        require(progress.samples == counted, f"{progress.samples} samples are counted, not {counted}")
         if finish.reason != "all steps done":
             require(self._is_closing, f"{finish}, but nobody asked to stop")
             return
-        expected = list(range(len(self._scenario.steps)))
-        require(
-            sorted(self._applied) == expected,
-            f"all done, but {len(self._applied)} of {len(expected)} steps are",
-        )
+        ends = {epoch: first + len(sizes) for epoch, first, sizes in self._scenario.steps}
+        whole = sum(len(self._scenario.epochs[epoch]) == end for epoch, end in ends.items())
+        require(progress.epochs == whole, f"all done, but {progress.epochs} epochs of {whole} are complete")
+        for epoch, first, sizes in self._scenario.steps:
+            start = first * self._scenario.batch_size
+            stop = start + sum(sizes)
+            require(
+                self._counter.counts[epoch][start:stop] == self._expected_counts(epoch)[start:stop],
+                f"all done, but batches {first} to {first + len(sizes)} of epoch {epoch} count "
+                f"{self._counter.counts[epoch][start:stop]}",
+            )

@@ -10,11 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests.sim.books import Sum, canonical, require
+from tests.sim.books import canonical, require
+from tests.sim.counter import Sum
 from w5xde.control import node as nd
 from w5xde.control.leases import Lease
 
 if TYPE_CHECKING:
+    from tests.sim.desk import Desk
     from tests.sim.world import World
 
 # As `w5xde join --wait` gives by default.
@@ -43,13 +45,21 @@ class Gate:
     def __init__(self, world: World) -> None:
         self._world = world
         self._shut_until = 0.0
+        self._is_gone = False
         self._waiting: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+
+    def vanish(self) -> None:
+        """The process is dead: nothing happens here any more."""
+        self._is_gone = True
+        self._waiting.clear()
 
     def shut(self, seconds: float) -> None:
         self._shut_until = max(self._shut_until, self._world.now + seconds)
         self._world.at(self._shut_until, self._open)
 
     def enter(self, act: Callable[..., None], *args: Any) -> None:
+        if self._is_gone:
+            return
         if self._waiting or self._world.now < self._shut_until:
             self._waiting.append((act, args))
         else:
@@ -64,8 +74,9 @@ class Gate:
 class Line:
     """One connection: what is said arrives in order, later, or (once an end is closed) not at all."""
 
-    def __init__(self, world: World, machine: Machine) -> None:
+    def __init__(self, world: World, machine: Machine, desk: Desk) -> None:
         self.machine = machine
+        self.desk = desk
         self.name = ""
         self.is_ready = False
         self.is_open_at_desk = True
@@ -78,12 +89,16 @@ class Line:
         self._arrived_at_desk = self._arrived_at_node = 0.0
 
     def to_desk(self, act: Callable[..., None], *said: Any) -> None:
-        self._arrived_at_desk = max(self._arrived_at_desk, self._world.now + self._world.delay())
-        self._world.at(self._arrived_at_desk, self._world.desk.enter, act, self, *said)
+        self._arrived_at_desk = max(self._arrived_at_desk, self._arrival())
+        self._world.at(self._arrived_at_desk, self.desk.gate.enter, act, self, *said)
 
     def to_node(self, act: Callable[..., None], *said: Any) -> None:
-        self._arrived_at_node = max(self._arrived_at_node, self._world.now + self._world.delay())
+        self._arrived_at_node = max(self._arrived_at_node, self._arrival())
         self._world.at(self._arrived_at_node, self.machine.do, self.machine.life, self._arrive, act, said)
+
+    def _arrival(self) -> float:
+        """When what is said now gets there: later if it is lost on the way, or while nobody is reached."""
+        return max(self._world.now, self.machine.cut_off_until) + self._world.delay()
 
     def _arrive(self, act: Callable[..., None], said: tuple[Any, ...]) -> None:
         if self.is_open_at_node:
@@ -99,6 +114,7 @@ class Machine:
         self.batch_seconds = batch_seconds
         self.life = 0
         self.is_alive = False
+        self.cut_off_until = 0.0
         self._gate = Gate(world)
         self._world = world
         self._rng = random.Random(f"{world.scenario.seed} {name}")
@@ -129,7 +145,7 @@ class Machine:
         line, self._line = self._line, None
         if line is not None:
             line.is_open_at_node = False
-            line.to_desk(self._world.lost, "connection reset")
+            line.to_desk(line.desk.lost, "connection reset")
             self._after(0.0, self._tell, nd.Lost("connection reset"))
 
     def freeze(self, seconds: float) -> None:
@@ -166,7 +182,7 @@ class Machine:
                     )
                     self._after(effect.after_seconds + self._world.delay(), self._open)
                 case nd.Greet():
-                    self._say(self._world.greeted, self.name)
+                    self._say("greeted", self.name)
                 case nd.Check():
                     self._after(self._world.scenario.checking_seconds, self._tell, nd.Checked())
                 case nd.SayReady():
@@ -174,9 +190,9 @@ class Machine:
                         self._line is None or bool(self._line.name),
                         f"{self.name} is ready before its welcome",
                     )
-                    self._say(self._world.readied)
+                    self._say("readied")
                 case nd.SayBeat():
-                    self._say(self._world.beaten)
+                    self._say("beaten")
                 case nd.Handle():
                     require(not self._is_computing, f"{self.name} is given {effect} while it computes")
                     self._is_computing = True
@@ -190,14 +206,18 @@ class Machine:
         self._after(nd.TICK_SECONDS, self._tick)
         self._tell(nd.Ticked())
 
-    def _say(self, act: Callable[..., None], *said: Any) -> None:
+    def _say(self, what: str, *said: Any) -> None:
         if self._line is not None:
-            self._line.to_desk(act, *said)
+            self._line.to_desk(getattr(self._line.desk, what), *said)
 
     # --- connection -------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        self._line = Line(self._world, self)
+        desk = self._world.desk
+        if desk is None or self._world.now < self.cut_off_until:
+            self._tell(nd.DialFailed("nothing answers"))
+            return
+        self._line = desk.connect(self)
         self._tell(nd.Opened())
 
     def _leave(self) -> None:
@@ -265,7 +285,7 @@ class Machine:
     def _answer(self, line: Line | None, answers: list[Answer]) -> None:
         is_heard_anyway = "ghost" in self._world.scenario.faults
         if line is not None and (line.is_open_at_node or is_heard_anyway):
-            line.to_desk(self._world.updated, answers)
+            line.to_desk(line.desk.updated, answers)
         self._done()
 
     def _done(self) -> None:

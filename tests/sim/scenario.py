@@ -24,7 +24,15 @@ FAULTS = (
     "ghost",  # what a node said is heard although its connection was given up
     "impostor",  # an answer comes from a node that was not lent the batch
     "stop",  # the run is asked to finish politely
+    "loss",  # packets get lost, and are sent again later
+    "partition",  # a node and the coordinator do not hear each other for a while
+    "kill",  # the coordinator's process dies, at some operation, and is started again
+    "power",  # its machine loses power: what was not synced is torn or gone
+    "full",  # the disk is full, or cannot sync, for a while
+    "rot",  # bits of the newest checkpoint flip while the coordinator is dead
+    "revenant",  # answers to leases of an earlier life come in a later one
 )
+_DEADLY = ("rot", "revenant", "failure", "broken", "cut")
 # Few enough for a seed to take milliseconds, many enough for several steps of any size.
 BATCHES_MAX = 160
 # A coordinator that stands still longer than this loses its nodes, whatever it decides afterwards.
@@ -38,6 +46,13 @@ class Blow(NamedTuple):
     kind: str
     node: int
     seconds: float
+
+
+class Death(NamedTuple):
+    """The coordinator dies at its n-th operation, of its own or with its machine."""
+
+    point: int
+    power: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +84,16 @@ class Scenario:
     blows: tuple[Blow, ...] = ()
     joins_at: tuple[float, ...] = ()
     failure_chance: float = 0.0
+    loss_chance: float = 0.0
+    # What is kept, and how long writing it and starting again take.
+    durability: str = "checkpoint"
+    save_seconds: float | None = None
+    save_steps: int | None = None
+    skip_bad_batches: bool = False
+    writing_seconds: float = 0.0
+    starting_seconds: float = 0.0
+    # At which operations of the coordinator (effects and writes, counted over all its lives) it dies.
+    deaths: tuple[Death, ...] = ()
     steps: tuple[tuple[int, int, tuple[int, ...]], ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,12 +119,19 @@ class Scenario:
         """When a run must be over if one node is healthy from `quiet_at` on, the slowest and all alone."""
         slowest = (max(self.nodes) + 4 * self.delay_seconds) * (1 + self.unevenness)
         overheads = len(self.steps) * (self.learner_seconds + self.reading_seconds + 4 * self.delay_seconds)
+        if self.loss_chance:
+            slowest += 4.0 * self.loss_chance
+            overheads += len(self.steps) * 4.0 * self.loss_chance
         # Twice, because it may be computing what was just made superfluous; a minute for silence and backoff.
-        return self.quiet_at + 60.0 + 2 * self.batches * slowest + overheads + 4 * self.step_batches * slowest
+        alone = 60.0 + 2 * self.batches * slowest + overheads + 4 * self.step_batches * slowest
+        # Each life may have to begin anew.
+        return self.quiet_at + alone + len(self.deaths) * (alone + self.starting_seconds)
 
     @staticmethod
     def of_seed(seed: int) -> Scenario:
         rng = random.Random(seed)
+        if seed % 4 == 3:
+            return _deadly(seed, rng)
         faults = tuple(kind for kind in FAULTS if rng.random() < 0.5)
         batch_seconds = _pool(rng, faults)
         step_batches = rng.choice((1, 1, 2, 3, 4, 5, 7, 8, 8, 13, 16, 32, 64))
@@ -112,6 +144,7 @@ class Scenario:
             rng.randint(1, len(epochs) * -(-len(epochs[0]) // step_batches)) if rng.random() < 0.2 else None
         )
         late = [rng.uniform(0, expected) for _ in batch_seconds]
+        save_steps = rng.choice((1, 2, 5, 20)) if rng.random() < 0.5 else None
         return Scenario(
             nodes=batch_seconds,
             epochs=epochs,
@@ -134,7 +167,60 @@ class Scenario:
             blows=tuple(sorted(_blows(rng, faults, len(batch_seconds), expected))),
             joins_at=tuple(late) if "late" in faults else (),
             failure_chance=rng.choice((0.01, 0.1)) if "failure" in faults else 0.0,
+            loss_chance=rng.uniform(0.0, 0.3) if "loss" in faults else 0.0,
+            durability=rng.choice(("checkpoint", "step")),
+            save_seconds=None if save_steps else rng.choice((0.1, 1.0, 30.0)),
+            save_steps=save_steps,
+            skip_bad_batches=rng.random() < 0.5,
+            writing_seconds=rng.choice((0.0, 0.01, 0.5)),
+            starting_seconds=rng.choice((0.0, 0.1, 2.0)),
+            deaths=_deaths(rng, faults),
         )
+
+
+def _deadly(seed: int, rng: random.Random) -> Scenario:
+    """A short run on a bad disk whose coordinator dies again and again: all that is rare elsewhere."""
+    faults = tuple(kind for kind in FAULTS if rng.random() < (0.8 if kind in _DEADLY else 0.3))
+    batches = rng.randint(2, 8)
+    batch_seconds = tuple(rng.uniform(0.05, 0.2) for _ in range(rng.randint(1, 3)))
+    expected = 2 * batches / sum(1 / seconds for seconds in batch_seconds)
+    first = rng.randint(1, 120)
+    points = {first, *(first + rng.randint(1, 80) for _ in range(rng.randint(1, 3)))}
+    trouble = rng.choice(("full", "broken"))
+    return Scenario(
+        nodes=batch_seconds,
+        epochs=((2,) * batches,) * 2,
+        step_batches=rng.choice((1, 2, 3)),
+        batch_size=2,
+        seed=seed,
+        mode=rng.choice(("sync", "async")),
+        staleness=8,
+        is_stream=rng.random() < 0.3,
+        epoch_limit=2,
+        learner_seconds=rng.choice((0.0, 0.05)),
+        faults=faults,
+        blows=(
+            *_blows(rng, faults, len(batch_seconds), expected),
+            *(Blow(rng.uniform(0, 2 * expected), trouble, 0, rng.uniform(0.05, 0.5)) for _ in range(3)),
+        ),
+        failure_chance=0.2 if "failure" in faults else 0.0,
+        durability=rng.choice(("checkpoint", "step", "step")),
+        save_seconds=None,
+        save_steps=rng.choice((1, 3)),
+        skip_bad_batches=rng.random() < 0.5,
+        writing_seconds=rng.choice((0.0, 0.3, 3.0)),
+        starting_seconds=0.1,
+        deaths=tuple(Death(point, rng.random() < 0.5) for point in sorted(points)),
+    )
+
+
+def _deaths(rng: random.Random, faults: tuple[str, ...]) -> tuple[Death, ...]:
+    kinds = [kind for kind in ("kill", "power") if kind in faults]
+    points = [rng.choice((rng.randint(1, 60), rng.randint(1, 2000))) for _ in range(rng.randint(1, 3))]
+    if rng.random() < 0.5:
+        # Again soon after the first: what one life half did, the next relied on.
+        points.append(min(points) + rng.randint(1, 60))
+    return tuple(Death(point, rng.choice(kinds) == "power") for point in sorted(set(points))) if kinds else ()
 
 
 def _pool(rng: random.Random, faults: tuple[str, ...]) -> tuple[float, ...]:
@@ -168,6 +254,13 @@ def _blows(rng: random.Random, faults: tuple[str, ...], nodes: int, expected: fl
             Blow(rng.uniform(0, 1.5 * expected), "pause", 0, rng.choice(PAUSES_SECONDS))
             for _ in range(rng.randint(1, 2))
         ]
+    if "partition" in faults:
+        for _ in range(rng.randint(1, 3)):
+            blows.append(
+                Blow(rng.uniform(0, expected), "partition", rng.randrange(nodes), rng.uniform(0.1, 20))
+            )
+    if "full" in faults:
+        blows.append(Blow(rng.uniform(0, expected), rng.choice(("full", "broken")), 0, rng.uniform(0.1, 10)))
     if "stop" in faults:
         blows.append(Blow(rng.choice((rng.uniform(0, expected), rng.uniform(0, 60))), "stop", 0, 0.0))
     return blows

@@ -8,20 +8,27 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.sim.disk import File, VirtualDisk
 from tests.sim.scenario import Scenario
 from tests.sim.world import Failure, World
 from w5xde.control import events as ev
-from w5xde.control import modes
+from w5xde.control import modes, work
 from w5xde.control.coordinator import CoordinatorCore
+from w5xde.control.cut import Accounts
 from w5xde.control.leases import Lease, Leases
 from w5xde.control.members import Members
 from w5xde.control.modes import Async, Sync
 from w5xde.control.node import NodeCore
-from w5xde.control.plan import Plan
+from w5xde.control.plan import Cursor, Plan
 from w5xde.control.work import StepWork
+from w5xde.runtime import keeper
+from w5xde.runtime.keeper import Keeper
+from w5xde.runtime.ledger import Ledger, Syncing
+from w5xde.runtime.steplog import StepLog
+from w5xde.runtime.store import Store
 from w5xde.tree import PairwiseTree
 
-SEEDS = 300
+SEEDS = 1000
 
 
 class Bug(NamedTuple):
@@ -84,7 +91,65 @@ def computes_what_a_broken_connection_left(self: NodeCore, reason: str, now: flo
     return effects
 
 
+def forgets_what_was_undone(self: Plan, cursor: Cursor, undone: Any) -> None:
+    RESUME(self, cursor, ())
+
+
+def resumes_at_the_next_step(self: Plan, cursor: Cursor, undone: Any) -> None:
+    RESUME(self, Cursor(cursor.index + 1, cursor.epoch, cursor.first), undone)
+
+
+def begins_anew(self: Plan, cursor: Cursor, undone: Any) -> None:
+    RESUME(self, Cursor(), ())
+
+
+def numbers_leases_alike_in_every_life(self: Leases, incarnation: int) -> None:
+    LEASES(self, 1)
+
+
+def writes_the_checkpoint_before_the_ledger(self: Keeper, now: float) -> None:
+    """What it wrote down waits for the next tick."""
+
+
+def believes_a_failed_sync(self: Ledger, syncing: Syncing) -> None:
+    syncing.error = None
+    END_SYNC(self, syncing)
+
+
+def tells_before_it_is_written(self: Keeper, state: Any, cut: Any, facts: Any, now: float) -> None:
+    self._dispatch(ev.Saved(cut.progress.steps))
+    self._dispatch = lambda event: None
+    CAPTURED(self, state, cut, facts, now)
+
+
+def reads_without_checking(self: Store, name: str, listed: Any) -> bytes:
+    return self._disk.read(name)
+
+
+def syncs_no_checkpoints_folder(self: VirtualDisk, name: str = "") -> None:
+    if name != "checkpoints":
+        SYNC_FOLDER(self, name)
+
+
+def writes_without_syncing(self: VirtualDisk, name: str, file: File) -> None:
+    if not name.startswith("checkpoints"):
+        SETTLE(self, name, file)
+
+
+def forgets_the_gap(self: StepLog, version: int) -> None:
+    BEGIN(self, version)
+    self._has_gap = False
+
+
+def forgets_every_segment(disk: VirtualDisk, version: int) -> None:
+    for name in disk.names():
+        if name.startswith("steps-"):
+            disk.remove(name)
+
+
 PUT, SIZES, LOST = PairwiseTree.put, Plan._sizes, NodeCore._lost
+RESUME, LEASES, END_SYNC, CAPTURED = Plan.resume, Leases.__init__, Ledger.end_sync, Keeper._captured
+SYNC_FOLDER, SETTLE, BEGIN = VirtualDisk.sync_folder, VirtualDisk.settle, StepLog.begin
 
 BUGS = {
     "give_back forgets": Bug(StepWork, "give_back", lambda self, span, leases: 0, "is lost"),
@@ -108,6 +173,43 @@ BUGS = {
     "a step given back is never lent": Bug(Async, "give_back", gives_back_but_tells_nobody, "not finished"),
     "leases outlive their connection": Bug(
         NodeCore, "_lost", computes_what_a_broken_connection_left, "answers|pop from an empty deque"
+    ),
+    # --- what must survive
+    "what was undone is forgotten": Bug(
+        Plan, "resume", forgets_what_was_undone, "all done|hole|not finished"
+    ),
+    "a step is skipped at resume": Bug(Plan, "resume", resumes_at_the_next_step, "not as planned"),
+    "weights are restored, not the cursor": Bug(Plan, "resume", begins_anew, "counts 2 times|again"),
+    "lease numbers come again in the next life": Bug(
+        Leases, "__init__", numbers_leases_alike_in_every_life, "is given twice|wrong life"
+    ),
+    "the ledger follows the checkpoint": Bug(
+        Keeper, "_flush", writes_the_checkpoint_before_the_ledger, "steps are recorded|the audit"
+    ),
+    "a failed sync is believed": Bug(
+        Ledger, "end_sync", believes_a_failed_sync, "does not follow|the audit|no line has the hash"
+    ),
+    "durable is said too early": Bug(Keeper, "_captured", tells_before_it_is_written, "were durable"),
+    "a step counts before it is logged": Bug(
+        StepLog, "write", lambda self, record, body: True, "were durable"
+    ),
+    "what was logged last is not synced again": Bug(
+        StepLog, "resume", lambda self, version, last: self.begin(version), "were durable"
+    ),
+    "the step log is dropped too early": Bug(keeper, "forget_steps", forgets_every_segment, "were durable"),
+    "a gap in the step log goes unnoticed": Bug(StepLog, "begin", forgets_the_gap, "were durable"),
+    "a damaged checkpoint is loaded": Bug(
+        Store, "_read_file", reads_without_checking, "Error|the weights are not the same|counts"
+    ),
+    "a checkpoint's name is not synced": Bug(
+        VirtualDisk, "sync_folder", syncs_no_checkpoints_folder, "were durable"
+    ),
+    "a checkpoint's bytes are not synced": Bug(
+        VirtualDisk, "settle", writes_without_syncing, "were durable|no checkpoint"
+    ),
+    "a batch is set aside too soon": Bug(work, "ATTEMPTS_MAX", 2, "after 2 failures"),
+    "an epoch is complete without a batch": Bug(
+        Accounts, "aside_of", lambda self, epoch: [], "epochs of|set aside|never counted"
     ),
 }  # fmt: skip
 

@@ -1,8 +1,6 @@
-"""The simulated world: virtual time, a network of lines, and the coordinator's body around the real core.
+"""The simulated world: virtual time, a network of lines, a disk, and a coordinator that dies and lives again.
 
-A heap of (time, what happens). One seed decides everything, so any failure can be replayed. Mirrors
-`runtime/coordinator.py` without sockets, tensors and clocks; what is lent, admitted or given up is the
-core's to say.
+A heap of (time, what happens). One seed decides everything, so any failure can be replayed.
 """
 
 from __future__ import annotations
@@ -12,26 +10,35 @@ import itertools
 import math
 import random
 import zlib
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.sim.books import Books, Sum
-from tests.sim.machine import Answer, Gate, Line, Machine, Params, Work
+from tests.sim.books import Books, require
+from tests.sim.desk import Desk
+from tests.sim.disk import VirtualDisk
+from tests.sim.machine import Answer, Machine
 from tests.sim.scenario import Blow, Scenario
 from w5xde.control import events as ev
-from w5xde.control.coordinator import CoordinatorCore, CoreSettings
-from w5xde.control.leases import INCARNATION_SHIFT, Lease
-from w5xde.control.members import BEAT_SECONDS
-from w5xde.control.plan import Plan
+from w5xde.control.coordinator import CoordinatorCore
+from w5xde.control.leases import INCARNATION_SHIFT
+from w5xde.runtime.auditing import audit_disk
 
 # A run that needs more than this has lost its way: most seeds need a few hundred, the longest some 20,000.
 EVENTS_MAX = 200_000
+# Retransmissions wait this long, then twice as long, and so on.
+RETRANSMIT_SECONDS = 0.2
+# How often a run whose epoch was not complete is resumed, once batches fail no more.
+MENDS_MAX = 2
+ANSWERS_REMEMBERED = 50
 
 
 class Failure(AssertionError):
     """A seed found something; says which, and how to see it again."""
+
+
+class Died(BaseException):
+    """The coordinator's process ends here, in the middle of whatever it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,9 @@ class Outcome:
     seconds: float
     events: int
     steps: int
+    lives: int
+    points: int
+    value: str
     fingerprint: int
 
 
@@ -52,44 +62,48 @@ class World:
     def __init__(self, scenario: Scenario, say: Callable[[str], None] | None = None) -> None:
         self.scenario = scenario
         self.now = 0.0
-        # Whatever happens at the coordinator waits while it stands still.
-        self.desk = Gate(self)
-        plan = Plan(
-            step_batches=scenario.step_batches,
-            epoch_limit=scenario.epoch_limit,
-            step_limit=scenario.step_limit,
-            samples=None if scenario.is_stream else sum(scenario.epochs[0]),
-            batch_size=scenario.batch_size,
-        )
-        settings = CoreSettings(scenario.mode, scenario.staleness, scenario.seconds_limit)
-        self.core = CoordinatorCore(plan, settings)
-        self.books = Books(self.core, scenario)
-        self.machines = [Machine(self, f"n{i}", seconds) for i, seconds in enumerate(scenario.nodes)]
+        self.lives = 0
         self._say = say
         self._rng = random.Random(f"{scenario.seed} world")
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
-        self._peers: dict[str, Line] = {}
-        self._incoming: dict[int, Sum] = {}
-        self._events: deque[ev.Event] = deque()
-        self._is_dispatching = False
-        self._learner_free_at = 0.0
-        self._beat_at = 0.0
-        self._is_calm = False
-        self._finish: ev.Finish | None = None
         self._count = 0
         self._fingerprint = 0
-        self._perform: dict[type, Callable[[Any], None]] = {
-            ev.Assign: self._assign,
-            ev.Cancel: self._cancel,
-            ev.Reject: self._reject,
-            ev.Fold: self._fold,
-            ev.Step: self._step,
-            ev.Close: self._close,
-            ev.Note: lambda effect: None,
-            ev.Finish: self._finished,
-        }
-        self._prepare()
+        self._is_calm = False
+        self._mends = 0
+        self._points = 0
+        self._deaths = list(scenario.deaths)
+        self._answers: list[tuple[str, Answer]] = []
+        self._durable_steps = 0
+        self._is_rotten = False
+        self._was_aside = False
+        self._deadline = scenario.deadline
+        self.disk = VirtualDisk(random.Random(f"{scenario.seed} disk"), self.point)
+        # The one that lives, and the last that lived.
+        self.desk: Desk | None = None
+        self._latest: Desk | None = None
+        self.machines = [Machine(self, f"n{i}", seconds) for i, seconds in enumerate(scenario.nodes)]
+        self._attempt(self._start)
+        joins_at = scenario.joins_at or (0.0,) * len(self.machines)
+        for machine, time in zip(self.machines, joins_at, strict=True):
+            self.at(time, machine.boot)
+        for blow in scenario.blows:
+            self.at(blow.at, self._strike, blow)
+        self.at(scenario.quiet_at, self._calm)
+
+    @property
+    def latest(self) -> Desk:
+        if self._latest is None:
+            raise AssertionError("the coordinator never lived")
+        return self._latest
+
+    @property
+    def core(self) -> CoordinatorCore:
+        return self.latest.core
+
+    @property
+    def books(self) -> Books:
+        return self.latest.books
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -97,49 +111,161 @@ class World:
         heapq.heappush(self._heap, (time, next(self._order), act, args))
 
     def delay(self) -> float:
-        return self._rng.uniform(0.5, 1.0) * self.scenario.delay_seconds
+        seconds = self._rng.uniform(0.5, 1.0) * self.scenario.delay_seconds
+        again = RETRANSMIT_SECONDS
+        while not self._is_calm and self._rng.random() < self.scenario.loss_chance and again < 10:
+            seconds += again
+            again *= 2
+        return seconds
 
     def run(self) -> Outcome:
         """Until the core says Finish; raises Failure, with the seed, if anything is not as it must be."""
         try:
             self.run_until(math.inf)
-            if self.core.handle(ev.Ticked(), self.now):
-                raise AssertionError("a finished run still wants something")
+            self._require_clean()
         except Exception as error:
             seed = self.scenario.seed
             raise Failure(
                 f"seed {seed}, at {self.now:.3f} s: {type(error).__name__}: {error}\n"
                 f"replay: python -m tests.sim --seed {seed} --verbose"
             ) from error
-        finish = self._finish or ev.Finish("never")
-        steps = self.core.progress.steps
-        return Outcome(finish.reason, finish.error, self.now, self._count, steps, self._fingerprint)
+        finish = self.latest.finish or ev.Finish("never")
+        return Outcome(
+            reason=finish.reason,
+            error=finish.error,
+            seconds=self.now,
+            events=self._count,
+            steps=self.core.progress.steps,
+            lives=self.lives,
+            points=self._points,
+            value=self.latest.counter.value,
+            fingerprint=self._fingerprint,
+        )
 
     def run_until(self, time: float) -> None:
         """Let everything happen that happens before `time`, or before the end."""
-        while self._finish is None and (not self._heap or self._heap[0][0] < time):
+        while not self._is_over() and (not self._heap or self._heap[0][0] < time):
             self._advance()
 
-    def _prepare(self) -> None:
-        scenario = self.scenario
-        joins_at = scenario.joins_at or (0.0,) * len(self.machines)
-        for machine, time in zip(self.machines, joins_at, strict=True):
-            self.at(time, machine.boot)
-        for blow in scenario.blows:
-            self.at(blow.at, self._strike, blow)
-        self.at(scenario.quiet_at, self._calm)
-        self.at(scenario.tick_seconds, self.desk.enter, self._tick)
-        if scenario.is_stream:
-            self._discover(0, 0)
+    def _is_over(self) -> bool:
+        desk = self._latest
+        if desk is None or desk.finish is None:
+            return False
+        error = desk.finish.error
+        if "is not complete" in error and self._mends < MENDS_MAX:
+            # Somebody mends the data, and goes on.
+            self._mends += 1
+            self._note(f"mended after: {error}")
+            self._calm()
+        elif self.disk.trouble:
+            # The end could not be written: somebody makes room and goes on, to have it written.
+            self._heal_disk()
+        else:
+            return True
+        desk.finish = None
+        self._end_life(power=False)
+        return False
 
     def _advance(self) -> None:
-        if not self._heap or self._heap[0][0] > self.scenario.deadline:
+        if not self._heap or self._heap[0][0] > self._deadline:
             raise AssertionError(f"not finished although all was calm since {self.scenario.quiet_at:.1f} s")
         self._count += 1
         if self._count > EVENTS_MAX:
             raise AssertionError(f"not finished after {EVENTS_MAX} events")
         self.now, _, act, args = heapq.heappop(self._heap)
-        act(*args)
+        self._attempt(act, *args)
+
+    def _require_clean(self) -> None:
+        """The end: nothing more is wanted, and the ledger alone proves what the books know."""
+        if self.core.handle(ev.Ticked(), self.now):
+            raise AssertionError("a finished run still wants something")
+        finish = self.latest.finish
+        report = audit_disk(self.disk, "run", self.latest.keeper.ledger.head.sha256)
+        found = report.findings
+        require(report.is_clean, f"the audit found: {found.violations[:3]}")
+        progress = self.core.progress
+        counted = (found.steps, found.batches, found.samples, found.epochs)
+        expected = (progress.steps, progress.batches, progress.samples, progress.epochs)
+        require(counted == expected, f"the audit counts {counted}, the core {expected}")
+        is_done = finish is not None and finish.reason == "all steps done"
+        if self.scenario.mode == "sync" and is_done and not self._was_aside:
+            require(self.latest.counter.value == self.books.expected_value(), "the weights are not the same")
+
+    # --- the coordinator's lives ------------------------------------------------------------------
+
+    def point(self, what: str) -> None:
+        """An operation of the coordinator: here it may die."""
+        self._points += 1
+        if self._deaths and self._points >= self._deaths[0].point:
+            self._note(f"dies at point {self._points}: {what}")
+            raise Died
+
+    def _attempt(self, act: Callable[..., None], *args: Any) -> None:
+        try:
+            act(*args)
+        except Died:
+            self._end_life(power=self._deaths.pop(0).power)
+
+    def _start(self) -> None:
+        self.lives += 1
+        self._note(f"the coordinator starts, life {self.lives}")
+        before = self._latest
+        self.desk = None
+        try:
+            desk = Desk(self, before, is_resumed=self.lives > 1)
+        except OSError as error:
+            # Somebody makes room, or changes the disk, and tries again.
+            self._note(f"cannot start: {error}")
+            self.at(self.now + 1.0, self._start)
+            return
+        self.desk = self._latest = desk
+        if desk.restored is not None:
+            self._require_durable(desk)
+            if "revenant" in self.scenario.faults:
+                for name, answer in self._rng.sample(self._answers, min(5, len(self._answers))):
+                    desk.later(self._rng.choice((0.0, 0.1, 1.0)), desk.answered, name, answer, 0.001)
+
+    def _require_durable(self, desk: Desk) -> None:
+        steps = desk.core.progress.steps
+        if not self._is_rotten:
+            require(
+                steps >= self._durable_steps,
+                f"{self._durable_steps} steps were durable, {steps} are left",
+            )
+        self._durable_steps = steps
+
+    def _end_life(self, *, power: bool) -> None:
+        desk, self.desk = self.desk, None
+        self.disk.crash(power=power)
+        if desk is not None:
+            desk.gate.vanish()
+            for line in desk.lines:
+                if line.is_open_at_node and not power:
+                    line.to_node(line.machine.reset)
+        if "rot" in self.scenario.faults and self._rng.random() < 0.3:
+            self._rot()
+        self.at(self.now + self._rng.uniform(0, self.scenario.starting_seconds), self._start)
+
+    def _rot(self) -> None:
+        checkpoints = [name for name in self.disk.names("checkpoints") if name.startswith("step-")]
+        # Of a single checkpoint there is nothing to fall back to, which is no bug.
+        if len(checkpoints) > 1:
+            self._note(f"rots: {self.disk.rot(f'checkpoints/{checkpoints[-1]}')}")
+            self._is_rotten = True
+
+    def remember(self, name: str, answer: Answer) -> None:
+        if len(self._answers) < ANSWERS_REMEMBERED:
+            self._answers.append((name, answer))
+
+    def told(self, event: ev.Event, effects: list[ev.Effect]) -> None:
+        """The core was told something: for the trace, and for what it says is durable."""
+        self._durable_steps = max(self._durable_steps, self.latest_progress())
+        self._was_aside |= any(isinstance(effect, ev.SetAside) for effect in effects)
+        if effects or not isinstance(event, ev.Ticked):
+            self._note(brief(event), effects)
+
+    def latest_progress(self) -> int:
+        return self.desk.core.progress.durable_steps if self.desk is not None else 0
 
     # --- faults -----------------------------------------------------------------------------------
 
@@ -154,14 +280,22 @@ class World:
                 machine.cut()
             case "freeze":
                 machine.freeze(blow.seconds)
+            case "partition":
+                machine.cut_off_until = max(machine.cut_off_until, self.now + blow.seconds)
             case "exodus":
                 for each in self.machines:
                     each.crash()
                     self.at(self.now + blow.seconds, each.boot)
-            case "pause":
-                self.desk.shut(blow.seconds)
-            case "stop":
-                self.desk.enter(self._tell, ev.Stop("it is enough"))
+            case "full" | "broken":
+                self.disk.trouble = blow.kind
+                self.at(self.now + blow.seconds, self._heal_disk)
+            case "pause" if self.desk is not None:
+                self.desk.gate.shut(blow.seconds)
+            case "stop" if self.desk is not None:
+                self.desk.gate.enter(self.desk.tell, ev.Stop("it is enough"))
+
+    def _heal_disk(self) -> None:
+        self.disk.trouble = ""
 
     def failure_chance(self, machine: Machine) -> float:
         """How likely a batch fails there."""
@@ -174,173 +308,16 @@ class World:
         """No more faults; one node at least is there."""
         self._note("calm")
         self._is_calm = True
+        self._heal_disk()
         if not any(machine.is_alive for machine in self.machines):
             self.machines[0].boot()
         # Nodes that were turned out meanwhile do not come back by themselves.
         self.at(self.now + 1.0, self._calm)
 
-    # --- the coordinator's body -------------------------------------------------------------------
-
-    def _tell(self, event: ev.Event) -> None:
-        self._events.append(event)
-        if self._is_dispatching:
-            return
-        self._is_dispatching = True
-        while self._events and self._finish is None:
-            event = self._events.popleft()
-            effects = self.core.handle(event, self.now)
-            if effects or not isinstance(event, ev.Ticked):
-                self._note(brief(event), effects)
-            self.books.handled(event, effects, self.now)
-            for effect in effects:
-                self._perform[type(effect)](effect)
-        self._is_dispatching = False
-
-    def _tick(self) -> None:
-        self.at(self.now + self.scenario.tick_seconds, self.desk.enter, self._tick)
-        self._tell(ev.Ticked())
-        if self.now >= self._beat_at:
-            self._beat_at = self.now + BEAT_SECONDS
-            for line in self._peers.values():
-                line.to_node(line.machine.heard)
-
-    def _discover(self, epoch: int, batch: int) -> None:
-        """The stream gives its next batch, or says that the epoch is over."""
-        if epoch == len(self.scenario.epochs):
-            return
-        sizes = self.scenario.epochs[epoch]
-        is_over = batch == len(sizes)
-        self._tell(ev.Discovered(epoch, 0 if is_over else sizes[batch]))
-        soon = self.now + self._rng.uniform(0, self.scenario.reading_seconds)
-        self.at(soon, self.desk.enter, self._discover, *((epoch + 1, 0) if is_over else (epoch, batch + 1)))
-
-    # --- what nodes say ---------------------------------------------------------------------------
-
-    def greeted(self, line: Line, name: str) -> None:
-        wanted = line.name = name.partition("-")[0]
-        for number in itertools.count(2):
-            if line.name not in self._peers:
-                break
-            line.name = f"{wanted}-{number}"
-        self._peers[line.name] = line
-        line.to_node(line.machine.welcomed, line.name)
-
-    def readied(self, line: Line) -> None:
-        if line.is_open_at_desk:
-            line.is_ready = True
-            self._tell(ev.Joined(line.name))
-
-    def beaten(self, line: Line) -> None:
-        if line.is_open_at_desk and line.is_ready:
-            self._heard(line)
-
-    def lost(self, line: Line, reason: str) -> None:
-        if line.is_open_at_desk:
-            line.is_open_at_desk = False
-            self._peers.pop(line.name, None)
-            if line.is_ready:
-                self._tell(ev.Left(line.name, reason))
-
-    def _heard(self, line: Line) -> None:
-        self.core.members.heard(line.name, self.now)
-        self.books.heard(line.name, self.now)
-
-    def updated(self, line: Line, answers: list[Answer]) -> None:
-        if not line.is_open_at_desk:
-            if "ghost" in self.scenario.faults:
-                for answer in answers:
-                    self._answered(line.name, answer, 0.001)
-            return
-        self._heard(line)
-        leases, batches, sent_at = line.works.popleft()
-        if leases != [answer.lease for answer in answers]:
-            raise AssertionError(f"{line.name} answers {answers}, but was lent {leases}")
-        batch_seconds = max(1e-9, (self.now - max(sent_at, line.answered_at)) / batches)
-        line.answered_at = self.now
-        for answer in answers:
-            self._disturb(line.name, answer)
-            self._answered(line.name, answer, batch_seconds)
-
-    def _disturb(self, name: str, answer: Answer) -> None:
-        if "impostor" in self.scenario.faults and self._rng.random() < 0.05:
-            other = self._rng.choice(self.machines).name
-            if other != name:
-                self._answered(other, Answer(answer.lease, ("forged",)), 0.001)
-        if "echo" in self.scenario.faults and self._rng.random() < 0.1:
-            again = self.now + self._rng.choice((0.0, 0.01, 1.0, 10.0))
-            self.at(again, self.desk.enter, self._answered, name, answer, 0.001)
-
-    def _answered(self, name: str, answer: Answer, batch_seconds: float) -> None:
-        if answer.failure:
-            self._tell(ev.Failed(name, answer.lease, answer.failure))
-        elif answer.total is None:
-            self._tell(ev.Dropped(name, answer.lease))
-        else:
-            self._incoming[answer.lease] = answer.total
-            self._tell(ev.Answered(name, answer.lease, batch_seconds))
-
-    # --- what the core wants ----------------------------------------------------------------------
-
-    def _assign(self, effect: ev.Assign) -> None:
-        line = self._peers.get(effect.node)
-        if line is None:
-            raise AssertionError(f"{effect} to a node without a connection")
-        reading = self._rng.uniform(0, self.scenario.reading_seconds)
-        if reading:
-            self.at(self.now + reading, self.desk.enter, self._send, line, effect.leases)
-        else:
-            self._send(line, effect.leases)
-
-    def _send(self, line: Line, leases: list[Lease]) -> None:
-        wanted = [lease for lease in leases if self.core.leases.holds(lease.id)]
-        for lease in leases:
-            if lease not in wanted:
-                self._tell(ev.Dropped(line.name, lease.id))
-        if not wanted or not line.is_open_at_desk:
-            return
-        if line.version is None or line.version < wanted[0].version:
-            line.version = self.core.version
-            line.to_node(line.machine.given, Params(line.version))
-        line.works.append(
-            ([lease.id for lease in wanted], sum(lease.span.count for lease in wanted), self.now)
-        )
-        line.to_node(line.machine.given, Work(wanted))
-
-    def _cancel(self, effect: ev.Cancel) -> None:
-        line = self._peers.get(effect.node)
-        if line is not None:
-            line.to_node(line.machine.cancelled, effect.leases)
-
-    def _reject(self, effect: ev.Reject) -> None:
-        self._incoming.pop(effect.lease, None)
-        line = self._peers.get(effect.node)
-        if line is not None:
-            line.to_node(line.machine.heard)
-
-    def _fold(self, effect: ev.Fold) -> None:
-        self.books.folded(effect.lease, self._incoming.pop(effect.lease.id))
-
-    def _step(self, effect: ev.Step) -> None:
-        self.books.applied(effect, self.now)
-        seconds = self._rng.uniform(0, self.scenario.learner_seconds)
-        if not seconds:
-            self._tell(ev.Stepped(effect.plan.index))
-            return
-        self._learner_free_at = max(self.now, self._learner_free_at) + seconds
-        self.at(self._learner_free_at, self.desk.enter, self._tell, ev.Stepped(effect.plan.index))
-
-    def _close(self, effect: ev.Close) -> None:
-        line = self._peers.pop(effect.node)
-        line.is_open_at_desk = False
-        if effect.reason.startswith("silent"):
-            line.to_node(line.machine.reset)
-        else:
-            line.to_node(line.machine.parted, effect.reason)
-
-    def _finished(self, effect: ev.Finish) -> None:
-        self._finish = effect
-
     # --- the trace --------------------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        self._note(text)
 
     def _note(self, text: str, effects: list[ev.Effect] | tuple[()] = ()) -> None:
         line = f"{self.now:10.4f}  {text}"
@@ -363,10 +340,16 @@ def brief(what: ev.Event | ev.Effect) -> str:
             return f"lend {what.node} {', '.join(lent)} v{what.leases[0].version}"
         case ev.Cancel():
             return f"cancel {what.node} {', '.join(f'#{short(lease)}' for lease in what.leases)}"
+        case ev.Expire():
+            return f"expire {what.node} {', '.join(f'#{short(lease)}' for lease in what.leases)}"
         case ev.Reject():
             return f"reject {what.node} #{short(what.lease)} ({what.reason})"
         case ev.Fold():
             return f"fold #{short(what.lease.id)}"
+        case ev.SetAside():
+            return f"set aside {what.span.start}–{what.span.stop} of step {what.plan.index}"
+        case ev.Save():
+            return f"save v{what.cut.version}"
         case ev.Step():
             return f"step {what.plan.index} v{what.version}"
         case ev.Note():

@@ -137,5 +137,9 @@ def quitting_loss(net: nn.Module, batch: Any) -> Tensor:
     return loss(net, batch)
 
 
+# After its first step no weight is a number of any use.
+diverging = w5xde.Job(
+    model=model, data=data, loss=loss, optimizer=lambda params: torch.optim.SGD(params, lr=1e30)
+)
 quitting = w5xde.Job(model=model, data=data, loss=quitting_loss, optimizer=optimizer)
 poisoned = w5xde.Job(model=model, data=data, loss=poisoned_loss, optimizer=optimizer)

@@ -14,10 +14,11 @@ import psutil
 import pytest
 
 import w5xde
-from tests.system.harness import JOBS, AtStep, command, free_port, pid_of
+from tests.system.harness import JOBS, AtStep, command, events, free_port, pid_of
 from w5xde.cli import main
 from w5xde.messages import Hello
 from w5xde.protocol.wire import encode
+from w5xde.runtime.auditing import audit_run
 from w5xde.runtime.status import RunStatus
 
 PREAMBLE = """
@@ -162,7 +163,7 @@ def test_strangers_are_sent_away_and_the_pool_goes_on(tmp_path: Path) -> None:
     assert len(answers) == len(STRANGERS)
     assert b"speaks protocol 99" in answers["another protocol"]
     assert b"not tuesday" in answers["another run"]
-    told = (result.folder / "events.jsonl").read_text()
+    told = str(events(result.folder))
     assert "this is not a w5xde connection" in told
     assert "stranger" in told
 
@@ -185,12 +186,53 @@ def test_a_node_with_another_model_is_refused_by_the_first_difference(tmp_path: 
     ("job", "words"),
     [("poisoned", r"ValueError: this sample is \[/poison\] \(jobs.py"), ("quitting", "SystemExit: 3")],
 )
-def test_a_batch_that_fails_everywhere_ends_the_run_with_its_reason(
+def test_a_batch_that_fails_everywhere_keeps_its_epoch_from_being_complete(
     job: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEST_POISON", "3.4")
-    with pytest.raises(w5xde.TrainingError, match=f"fails wherever it is tried: {words}"):
-        w5xde.train(f"{JOBS}:{job}", nodes=2, epochs=3, runs=str(tmp_path))
+    with pytest.raises(w5xde.TrainingError, match=rf"epoch 1 is not complete: batch\w* .*{words}") as failure:
+        w5xde.train(f"{JOBS}:{job}", nodes=2, epochs=3, name="bad", runs=str(tmp_path))
+    assert "--skip-bad-batches" in failure.value.fix
+    report = audit_run(tmp_path / "bad")
+    assert report.is_clean, report.findings.violations
+    assert report.findings.epochs == 0
+    bad = [record for record in events(tmp_path / "bad") if record["kind"] == "aside"]
+    assert {(record["epoch"], record["batch"]) for record in bad} == set(report.findings.aside)
+    # Two of them, unless the second had not joined yet.
+    assert all(set(record["nodes"]) <= {"local-1", "local-2"} for record in bad)
+    # What was mended is tried again, and then the epoch is complete.
+    monkeypatch.setenv("TEST_POISON", "1e9")
+    result = w5xde.train(f"{JOBS}:{job}", resume="bad", runs=str(tmp_path))
+    assert result.summary["epochs"] == 3
+    assert result.summary["samples"] == 600
+    assert audit_run(tmp_path / "bad").is_clean
+
+
+def test_bad_batches_may_be_skipped_and_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_POISON", "3.4")
+    for mode in ("sync", "async"):
+        result = w5xde.train(
+            f"{JOBS}:poisoned",
+            nodes=2,
+            epochs=2,
+            mode=mode,
+            name=mode,
+            runs=str(tmp_path),
+            skip_bad_batches=True,
+        )
+        assert result.summary["epochs"] == 2
+        assert {bad["epoch"] for bad in result.summary["bad_batches"]} == {1, 2}
+        assert "poison" in result.summary["bad_batches"][0]["reason"]
+        assert result.summary["batches"] == 14 - len(result.summary["bad_batches"])
+        report = audit_run(result.folder)
+        assert report.is_clean, report.findings.violations
+        assert len(report.findings.aside) == len(result.summary["bad_batches"])
+
+
+def test_a_run_whose_every_batch_fails_is_given_up_soon(tmp_path: Path) -> None:
+    with pytest.raises(w5xde.TrainingError, match="epoch 2 is not complete") as failure:
+        w5xde.train(f"{JOBS}:diverging", nodes=2, epochs=300, runs=str(tmp_path))
+    assert "learning rate" in failure.value.fix, failure.value
 
 
 def test_a_run_whose_local_nodes_cannot_come_back_is_given_up(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import w5xde
-from tests.system.harness import JOBS, command, environment, free_port, run_json
+from tests.system.harness import JOBS, command, environment, events, free_port, run_json
 from w5xde.cli import main
 
 
@@ -135,7 +135,7 @@ def test_a_failing_callback_does_not_end_the_training(tmp_path: Path) -> None:
 
     result = w5xde.train(f"{JOBS}:job", nodes=1, epochs=1, runs=str(tmp_path), callbacks=[Broken()])
     assert result.summary["epochs"] == 1
-    assert "not my day" in (result.folder / "events.jsonl").read_text()
+    assert "not my day" in str(events(result.folder))
 
 
 def test_training_in_a_notebook_goes_on_beside_its_own_loop(tmp_path: Path) -> None:

@@ -131,5 +131,7 @@ def test_json_is_one_object_and_the_run_folder_is_readable_without_w5xde(tmp_pat
     assert manifest["result"]["weights_sha256"] == summary["weights_sha256"]
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["samples"] == summary["samples"]
-    assert events(folder)[0]["kind"] == "joined"
+    kinds = [event["kind"] for event in events(folder)]
+    assert kinds[:3] == ["segment", "start", "joined"]
+    assert kinds[-1] == "stop"
     assert set(load_file(folder / "model.safetensors")) >= {"0.weight", "1.running_mean", "4.bias"}

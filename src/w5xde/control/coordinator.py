@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from w5xde.control.cut import Accounts, Aside, Cut, Progress
 from w5xde.control.events import (
     Answered,
     Assign,
@@ -21,6 +22,7 @@ from w5xde.control.events import (
     Effect,
     Evaluate,
     Event,
+    Expire,
     Failed,
     Finish,
     Fold,
@@ -28,6 +30,10 @@ from w5xde.control.events import (
     Left,
     Note,
     Reject,
+    Save,
+    Saved,
+    SaveFailed,
+    SetAside,
     Step,
     Stepped,
     Stop,
@@ -36,7 +42,9 @@ from w5xde.control.events import (
 from w5xde.control.leases import Lease, Leases
 from w5xde.control.members import Member, Members
 from w5xde.control.modes import Async, Mode, Sync
-from w5xde.control.plan import Plan, StepPlan
+from w5xde.control.plan import Plan
+from w5xde.control.saving import Saver
+from w5xde.control.tally import Tally
 from w5xde.control.work import StepWork
 from w5xde.tree import Span
 
@@ -44,6 +52,8 @@ from w5xde.tree import Span
 TICK_SECONDS = 0.1
 # A node on which this many leases in a row fail, while others manage, is broken.
 FAILURES_IN_A_ROW_MAX = 5
+# If this many batches are set aside and none succeeds in between, it is not the batches.
+ASIDE_IN_A_ROW_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +66,18 @@ class CoreSettings:
     evaluate_every: int | None = None
     evaluates: bool = False
     incarnation: int = 1
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far the run is: plain counts, for views and summaries."""
-
-    steps: int = 0
-    epochs: int = 0
-    batches: int = 0
-    samples: int = 0
+    skip_bad_batches: bool = False
+    save_seconds: float | None = None
+    save_steps: int | None = None
+    # Whether each step is synced before it counts; one that was not needs a checkpoint soon.
+    logs_steps: bool = False
 
 
 class CoordinatorCore:
     """All decisions of a run, as one state machine."""
 
-    def __init__(self, plan: Plan, settings: CoreSettings) -> None:
+    def __init__(self, plan: Plan, settings: CoreSettings, cut: Cut | None = None) -> None:
+        """A new run, or with the cut of an earlier life the rest of one."""
         self.plan = plan
         self.members = Members()
         self.leases = Leases(settings.incarnation)
@@ -82,15 +88,18 @@ class CoordinatorCore:
         )
         # How many steps were decided; the learner applies them in this order, maybe a moment later.
         self.version = 0
-        self.progress = Progress()
+        self.tally = Tally(skip_bad_batches=settings.skip_bad_batches)
         self.started_at: float | None = None
         self.is_finished = False
         self._settings = settings
         self._stop_reason = ""
-        self._applying: dict[int, StepPlan] = {}
-        # Epoch -> batches applied, and (once its last step is known) how many it has.
-        self._epoch_applied: dict[int, int] = {}
-        self._epoch_batches: dict[int, int] = {}
+        self._aside_in_a_row = 0
+        # What is to be said as soon as somebody listens.
+        self._opening: list[Effect] = []
+        self._seconds_before = 0.0
+        self._saver = Saver(settings.save_seconds, settings.save_steps, is_resumed=cut is not None)
+        if cut is not None:
+            self._resume(cut)
         self._handlers: dict[type, Callable[[Any, float], list[Effect]]] = {
             Joined: self._joined,
             Left: self._left,
@@ -99,6 +108,8 @@ class CoordinatorCore:
             Dropped: self._dropped,
             Discovered: self._discovered,
             Stepped: self._stepped,
+            Saved: self._saved,
+            SaveFailed: self._save_failed,
             Broke: self._broke,
             Stop: self._stop,
             Ticked: self._ticked,
@@ -107,8 +118,18 @@ class CoordinatorCore:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Everything that should happen because of this event, in order."""
         if self.is_finished:
-            return []
-        return self._handlers[type(event)](event, now)
+            # What was decided before the end is still applied, and counts.
+            return self._count_step(event) if isinstance(event, Stepped) else []
+        opening, self._opening = self._opening, []
+        return opening + self._handlers[type(event)](event, now)
+
+    @property
+    def progress(self) -> Progress:
+        return self.tally.progress
+
+    @property
+    def accounts(self) -> Accounts:
+        return self.tally.accounts
 
     # --- who is here ------------------------------------------------------------------------------
 
@@ -121,16 +142,21 @@ class CoordinatorCore:
         member = self.members.leave(event.node)
         if member is None:
             return []
-        given_back = 0
-        for lease in self.leases.of_node(event.node):
+        held = self.leases.of_node(event.node)
+        for lease in held:
             self.leases.end(lease)
             self.mode.give_back(lease)
-            given_back += lease.span.count
+        given_back = sum(lease.span.count for lease in held)
         text = f"{event.node} left ({event.reason})"
         if given_back:
             text += f"; its {given_back} batch{'es' * (given_back > 1)} will be lent again"
         note = Note("left", text, {"node": event.node, "reason": event.reason, "batches": given_back})
-        return [note, *self._lend(self.members, now), *self._finish_if_settled()]
+        return [
+            note,
+            *([Expire(event.node, [lease.id for lease in held], event.reason)] if held else []),
+            *self._lend(self.members, now),
+            *self._finish_if_settled(),
+        ]
 
     def _ticked(self, event: Ticked, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -146,10 +172,13 @@ class CoordinatorCore:
                 *self._left(Left(member.name, reason), now),
             ]
         limit = self._settings.seconds
-        if limit is not None and self.started_at is not None and now - self.started_at >= limit:
+        if limit is not None and self.started_at is not None and self.seconds(now) >= limit:
             effects += self._stop(Stop("time is up"), now)
+        # A run that is resumed may have nothing left to do.
+        effects += self._finish_if_settled()
         if self.is_finished:
             return effects
+        effects += self._save_if_due(now)
         self.mode.overtake(now)
         idle = [member for member in self.members if not member.pending]
         return effects + self._lend(idle, now)
@@ -161,9 +190,10 @@ class CoordinatorCore:
         if member is not None:
             self.members.measured(member, event.batch_seconds, event.compute_seconds)
         if isinstance(lease, str):
-            return [Reject(event.node, event.lease, lease), *self._lend_to(member, now)]
+            return [Reject(event.node, event.lease, lease, fenced=True), *self._lend_to(member, now)]
         if member is not None:
             member.failures_in_a_row = 0
+        self._aside_in_a_row = 0
         reason = self.mode.admit(lease, self.version)
         if reason:
             self.mode.give_back(lease)
@@ -177,18 +207,18 @@ class CoordinatorCore:
     def _failed(self, event: Failed, now: float) -> list[Effect]:
         lease, member = self._settle(event.node, event.lease, now)
         if isinstance(lease, str):
-            return [Reject(event.node, event.lease, lease), *self._lend_to(member, now)]
+            return [Reject(event.node, event.lease, lease, fenced=True), *self._lend_to(member, now)]
         work = self.mode.give_back(lease, failed=True)
-        first = lease.step.first + lease.span.start
-        last = lease.step.first + lease.span.stop - 1
-        batches = f"batch {first}" if first == last else f"batches {first} to {last}"
-        where = f"{batches} of epoch {lease.step.epoch + 1}"
+        where = lease.where
         effects: list[Effect] = [
             Reject(event.node, event.lease, event.reason),
             Note("failed", f"{event.node} could not compute {where}: {event.reason}", {"node": event.node}),
         ]
-        if work is not None and work.is_hopeless(lease.span, self.members):
-            return effects + self._finish("", error=f"{where} fails wherever it is tried: {event.reason}")
+        others = self.leases.of_step(lease.step.index)
+        if work is not None and work.is_hopeless(lease.span, self.members, others):
+            effects += self._set_aside(work, lease, event.reason, where)
+            if self.is_finished:
+                return effects
         if member is not None:
             member.failures_in_a_row += 1
             if member.failures_in_a_row >= FAILURES_IN_A_ROW_MAX and len(self.members) > 1:
@@ -200,11 +230,34 @@ class CoordinatorCore:
                 ]
         return effects + self._lend(self.members, now)
 
+    def _set_aside(self, work: StepWork, lease: Lease, reason: str, where: str) -> list[Effect]:
+        """Nobody can compute this batch: go on without it, and say so."""
+        self._aside_in_a_row += 1
+        if self._aside_in_a_row >= ASIDE_IN_A_ROW_MAX:
+            before = f"like {self._aside_in_a_row - 1} before it"
+            return self._finish("", error=f"{where} fails wherever it is tried, {before}: {reason}")
+        step, nodes = lease.step, sorted(set(work.failures[lease.span]))
+        self.accounts.aside += [
+            Aside(step.epoch, step.first + i, step.sizes[i], reason, tuple(nodes))
+            for i in range(lease.span.start, lease.span.stop)
+        ]
+        effects: list[Effect] = [
+            SetAside(step, lease.span, reason, nodes),
+            Note(
+                "bad batch",
+                f"{where} is set aside: it fails wherever it is tried ({reason})",
+                {"nodes": nodes},
+            ),
+        ]
+        complete = self.mode.set_aside(step.index, lease.span)
+        return effects + (self._step(complete) if complete is not None else [])
+
     def _dropped(self, event: Dropped, now: float) -> list[Effect]:
         lease, member = self._settle(event.node, event.lease, now)
         if isinstance(lease, Lease):
             self.mode.give_back(lease)
-            return self._lend(self.members, now)
+            expired = Expire(event.node, [event.lease], "not sent, or not computed")
+            return [expired, *self._lend(self.members, now)]
         return self._lend_to(member, now)
 
     def _settle(self, node: str, number: int, now: float) -> tuple[Lease | str, Member | None]:
@@ -222,39 +275,94 @@ class CoordinatorCore:
             self.leases.end(lease)
             needless.setdefault(lease.node, []).append(lease.id)
         effects: list[Effect] = [Cancel(node, leases) for node, leases in needless.items()]
-        self._applying[step.index] = step
-        effects.append(Step(step, self.version, work.tree.take(Span(0, step.count))))
+        shares = work.tree.take(Span(0, step.count))
+        if not shares:
+            # Every batch of it is set aside: there is nothing to apply.
+            self.mode.stepped(step.index)
+            self.accounts.apply(step, 0)
+            return effects + self._end_epoch(step.epoch) + self._finish_if_settled()
+        decided = Step(step, self.version, shares)
+        self.tally.decide(decided)
         self.version += 1
-        return effects
+        return [*effects, decided]
 
     def _stepped(self, event: Stepped, now: float) -> list[Effect]:
-        step = self._applying.pop(event.step)
-        self.progress.steps += 1
-        self.progress.batches += step.count
-        self.progress.samples += step.samples
-        effects = self._count_epoch(step)
+        effects = self._count_step(event)
         waiting = self.mode.stepped(event.step)
         ending = self._finish_if_settled()
         every = self._settings.evaluate_every
         is_due = self.progress.steps % every == 0 if every else bool(effects)
         # The end has an evaluation of its own.
-        if self._settings.evaluates and is_due and not ending:
+        if self._settings.evaluates and is_due and not self.is_finished:
             effects.append(Evaluate(self.progress.steps))
-        return [*effects, *ending, *self._lend(waiting, now)]
+        return [*effects, *ending, *self._save_if_due(now), *self._lend(waiting, now)]
 
-    def _count_epoch(self, step: StepPlan) -> list[Effect]:
-        self._epoch_applied[step.epoch] = self._epoch_applied.get(step.epoch, 0) + step.count
-        if step.ends_epoch:
-            self._epoch_batches[step.epoch] = step.first + step.count
-        if self._epoch_applied[step.epoch] != self._epoch_batches.get(step.epoch):
+    def _count_step(self, event: Stepped) -> list[Effect]:
+        step = self.tally.apply(event.step)
+        if event.durable:
+            self.progress.durable_steps = self.progress.steps
+        elif self._settings.logs_steps:
+            self._saver.want()
+        return self._end_epoch(step.plan.epoch)
+
+    def _end_epoch(self, epoch: int) -> list[Effect]:
+        """What is to be said if that was the last of an epoch."""
+        if not self.accounts.is_over(epoch):
             return []
-        del self._epoch_applied[step.epoch], self._epoch_batches[step.epoch]
-        self.progress.epochs += 1
-        return [Note("epoch", f"epoch {step.epoch + 1} is complete", {"epoch": step.epoch + 1})]
+        aside = self.accounts.aside_of(epoch)
+        if aside and not self._settings.skip_bad_batches:
+            if self.is_finished:
+                return []
+            batches = ", ".join(str(each.batch) for each in aside)
+            text = (
+                f"epoch {epoch + 1} is not complete: batch{'es' * (len(aside) > 1)} {batches} failed wherever"
+            )
+            return self._finish("", error=f"{text} tried ({aside[0].reason})")
+        self.tally.complete(epoch)
+        without = f" without {len(aside)} that failed" if aside else ""
+        facts = {"epoch": epoch + 1, "aside": [each.batch for each in aside]}
+        return [Note("epoch", f"epoch {epoch + 1} is complete{without}", facts)]
 
     def _discovered(self, event: Discovered, now: float) -> list[Effect]:
         self.plan.discovered(event.epoch, event.samples)
         return self._lend([member for member in self.members if not member.pending], now)
+
+    # --- what is kept -----------------------------------------------------------------------------
+
+    def seconds(self, now: float) -> float:
+        """How long training has gone on, in all lives of the coordinator."""
+        return self._seconds_before + (now - self.started_at if self.started_at is not None else 0.0)
+
+    def cut(self, now: float) -> Cut:
+        """What a checkpoint must hold of all that is decided so far."""
+        undone = [work.plan for work in self.mode.open_works] + self.plan.undone
+        return self.tally.cut(self.version, self.plan.cursor, undone, self.seconds(now))
+
+    def _resume(self, cut: Cut) -> None:
+        self.version = cut.version
+        self._seconds_before = cut.seconds
+        self.plan.resume(cut.cursor, cut.undone)
+        self._saver.begin(cut.progress.steps, 0.0)
+        for each in self.tally.resume(cut):
+            self.plan.again(each.epoch, each.batch, each.samples)
+        for epoch in sorted(self.accounts.batches):
+            self._opening += self._end_epoch(epoch)
+
+    def _save_if_due(self, now: float) -> list[Effect]:
+        steps = self.tally.decided_steps
+        if self.is_finished or not self._saver.is_due(steps, now):
+            return []
+        self._saver.begun(steps, now)
+        return [Save(self.cut(now))]
+
+    def _saved(self, event: Saved, now: float) -> list[Effect]:
+        self.progress.durable_steps = max(self.progress.durable_steps, event.steps)
+        told = self._saver.saved(event.steps)
+        return [Note("storage", told)] if told else []
+
+    def _save_failed(self, event: SaveFailed, now: float) -> list[Effect]:
+        told = self._saver.failed(event.reason, self.progress.durable_steps, now)
+        return [Note("storage", told)] if told else []
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -267,7 +375,7 @@ class CoordinatorCore:
         return self._finish("", error=event.reason)
 
     def _finish_if_settled(self) -> list[Effect]:
-        if not self.mode.is_settled or self.is_finished:
+        if self.is_finished or not self.mode.is_settled:
             return []
         if self._stop_reason:
             return self._finish(self._stop_reason)
@@ -289,36 +397,3 @@ class CoordinatorCore:
         if granted and self.started_at is None:
             self.started_at = now
         return [Assign(leases[0].node, leases) for leases in granted]
-
-    # --- invariants -------------------------------------------------------------------------------
-
-    def check(self) -> None:
-        """Everything that must hold between two events; tests call it after each of them."""
-        for lease in self.leases:
-            _require(lease.node in self.members, f"{lease} is held by nobody")
-            member = self.members.get(lease.node)
-            _require(member is not None and lease.id in member.pending, f"{lease} is not in its node's hands")
-            _require(lease.version <= self.version, f"{lease} comes from the future")
-        for work in self.mode.open_works:
-            held = [lease.span for lease in self.leases.of_step(work.plan.index)]
-            for batch in range(work.plan.count):
-                one = Span(batch, batch + 1)
-                free = sum(span.holds(one) for span in work.free)
-                _require(free <= 1, f"batch {batch} of step {work.plan.index} is free twice")
-                known = free or work.tree.covers(one) or any(span.holds(one) for span in held)
-                _require(bool(known), f"batch {batch} of step {work.plan.index} is lost")
-            _require(
-                work.free_batches == sum(span.count for span in work.free),
-                f"step {work.plan.index} miscounts its free batches",
-            )
-        pending = sum(sum(member.pending.values()) for member in self.members)
-        _require(pending == self.members.pending_batches, "pending batches are miscounted")
-        rate = sum(member.rate for member in self.members)
-        _require(
-            abs(rate - self.members.pool_rate) <= 1e-6 * max(1.0, rate), "the pool's speed is miscounted"
-        )
-
-
-def _require(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise AssertionError(sentence)

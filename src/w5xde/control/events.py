@@ -8,8 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from w5xde.control.cut import Cut
 from w5xde.control.leases import Lease
 from w5xde.control.plan import StepPlan
+from w5xde.control.work import Share
+from w5xde.tree import Span
 
 # --- events ---------------------------------------------------------------------------------------
 
@@ -69,9 +72,24 @@ class Discovered:
 
 @dataclass(slots=True)
 class Stepped:
-    """The learner has applied a step."""
+    """The learner has applied a step; `durable` if what it needs to do so again was synced before."""
 
     step: int
+    durable: bool = False
+
+
+@dataclass(slots=True)
+class Saved:
+    """A checkpoint is on the disk, synced and read back."""
+
+    steps: int
+
+
+@dataclass(slots=True)
+class SaveFailed:
+    """A checkpoint could not be written."""
+
+    reason: str
 
 
 @dataclass(slots=True)
@@ -93,7 +111,20 @@ class Ticked:
     """Time has passed."""
 
 
-Event: TypeAlias = Joined | Left | Answered | Failed | Dropped | Discovered | Stepped | Broke | Stop | Ticked
+Event: TypeAlias = (
+    Joined
+    | Left
+    | Answered
+    | Failed
+    | Dropped
+    | Discovered
+    | Stepped
+    | Saved
+    | SaveFailed
+    | Broke
+    | Stop
+    | Ticked
+)
 
 # --- effects --------------------------------------------------------------------------------------
 
@@ -115,12 +146,25 @@ class Cancel:
 
 
 @dataclass(slots=True)
+class Expire:
+    """These leases ended without an answer: their node is gone, or never got them. Nothing to do but know."""
+
+    node: str
+    leases: list[int]
+    reason: str
+
+
+@dataclass(slots=True)
 class Reject:
-    """The answer to this lease changes nothing; tell the node why."""
+    """The answer to this lease changes nothing; tell the node why.
+
+    `fenced`: the lease is none that the node holds; otherwise this was its answer, and ends it.
+    """
 
     node: str
     lease: int
     reason: str
+    fenced: bool = False
 
 
 @dataclass(slots=True)
@@ -136,7 +180,29 @@ class Step:
 
     plan: StepPlan
     version: int
-    shares: list[tuple[int, int, str]]
+    shares: list[Share]
+
+    @property
+    def samples(self) -> int:
+        """Samples that take part: not those of a batch that was set aside."""
+        return sum(sum(self.plan.sizes[start:stop]) for start, stop, _, _ in self.shares)
+
+
+@dataclass(slots=True)
+class SetAside:
+    """This batch of the step fails wherever it is tried: its place in the tree stays empty."""
+
+    plan: StepPlan
+    span: Span
+    reason: str
+    nodes: list[str]
+
+
+@dataclass(slots=True)
+class Save:
+    """Write a checkpoint of exactly the steps decided so far."""
+
+    cut: Cut
 
 
 @dataclass(slots=True)
@@ -172,4 +238,6 @@ class Finish:
     error: str = ""
 
 
-Effect: TypeAlias = Assign | Cancel | Reject | Fold | Step | Evaluate | Close | Note | Finish
+Effect: TypeAlias = (
+    Assign | Cancel | Expire | Reject | Fold | SetAside | Step | Save | Evaluate | Close | Note | Finish
+)

@@ -30,6 +30,13 @@ class Lease:
     expected_at: float
 
     @property
+    def where(self) -> str:
+        """Which batches these are, in words."""
+        first, last = self.step.first + self.span.start, self.step.first + self.span.stop - 1
+        batches = f"batch {first}" if first == last else f"batches {first} to {last}"
+        return f"{batches} of epoch {self.step.epoch + 1}"
+
+    @property
     def samples(self) -> int:
         return sum(self.step.sizes[self.span.start : self.span.stop])
 

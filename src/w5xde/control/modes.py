@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from w5xde.control.leases import Lease, Leases
 from w5xde.control.members import Member, Members
 from w5xde.control.plan import Plan
-from w5xde.control.work import StepWork
+from w5xde.control.work import Share, StepWork
 from w5xde.tree import Span, halves
 
 # One lease being computed and one waiting, so that a node never waits for a round trip.
@@ -60,6 +60,10 @@ class Mode(ABC):
     @abstractmethod
     def take(self, lease: Lease) -> StepWork | None:
         """Count an admitted answer; returns the step's work if that completed it."""
+
+    @abstractmethod
+    def set_aside(self, step: int, span: Span) -> StepWork | None:
+        """Go on without these batches; returns the step's work if that completed it."""
 
     @abstractmethod
     def give_back(self, lease: Lease, *, failed: bool = False) -> StepWork | None:
@@ -123,12 +127,15 @@ class Sync(Mode):
         work = self._work
         if work is None:
             raise ValueError(f"no step is open for lease {lease.id}")
-        work.tree.put(lease.span, [(lease.span.start, lease.span.stop, lease.node)])
-        # What this answer covers need not be lent any more.
-        work.free = [span for span in work.free if not lease.span.holds(span)]
-        work.free_batches = sum(span.count for span in work.free)
-        if not work.tree.is_complete:
-            return None
+        return self._completed(work) if work.take(lease.span, [_share(lease)]) else None
+
+    def set_aside(self, step: int, span: Span) -> StepWork | None:
+        work = self._work
+        if work is None or work.plan.index != step:
+            raise ValueError(f"step {step} is not open")
+        return self._completed(work) if work.take(span, []) else None
+
+    def _completed(self, work: StepWork) -> StepWork:
         self._work, self._applying = None, work.plan.index
         return work
 
@@ -274,15 +281,25 @@ class Async(Mode):
         return not self._applying and (not self._works or self.is_closing)
 
     def admit(self, lease: Lease, version: int) -> str:
-        if lease.step.index not in self._works:
+        work = self._works.get(lease.step.index)
+        if work is None:
             return f"step {lease.step.index} is complete"
+        if work.tree.covers(lease.span):
+            return "somebody else was sooner"
         if version - lease.version > self._staleness:
             return f"computed on version {lease.version}, now {version}; the bound is {self._staleness}"
         return ""
 
     def take(self, lease: Lease) -> StepWork | None:
-        work = self._works.pop(lease.step.index)
-        work.tree.put(lease.span, [(lease.span.start, lease.span.stop, lease.node)])
+        work = self._works[lease.step.index]
+        return self._completed(work) if work.take(lease.span, [_share(lease)]) else None
+
+    def set_aside(self, step: int, span: Span) -> StepWork | None:
+        work = self._works[step]
+        return self._completed(work) if work.take(span, []) else None
+
+    def _completed(self, work: StepWork) -> StepWork:
+        del self._works[work.plan.index]
         self._applying.add(work.plan.index)
         return work
 
@@ -292,8 +309,10 @@ class Async(Mode):
             return None
         others = self.leases.of_step(lease.step.index)
         if failed:
-            work.failures.setdefault(lease.span, []).append(lease.node)
-        if work.give_back(lease.span, others):
+            work.failed(lease.span, lease.node, others)
+        else:
+            work.give_back(lease.span, others)
+        if work.free:
             self._again.append(work)
         return work
 
@@ -337,27 +356,30 @@ class Async(Mode):
     def _lend_some(self, member: Member, count: int, version: int, now: float) -> list[Lease]:
         leases: list[Lease] = []
         while len(leases) < count:
-            work = self._next_work(member)
-            if work is None:
+            found = self._next_span(member)
+            if found is None:
                 break
-            span = Span(0, work.plan.count)
-            work.free.clear()
-            work.free_batches = 0
-            leases.append(self.lend(member, work, span, version, now))
+            leases.append(self.lend(member, *found, version, now))
         return leases
 
-    def _next_work(self, member: Member) -> StepWork | None:
+    def _next_span(self, member: Member) -> tuple[StepWork, Span] | None:
+        """A whole step, or what of one came back: after a failure batch by batch."""
         for _ in range(len(self._again)):
             work = self._again.popleft()
             if work.plan.index not in self._works or not work.free:
                 continue
-            tried = work.failures.get(Span(0, work.plan.count), [])
-            if member.name in tried and any(m.name not in tried for m in self.members):
+            span = work.carve(member.name, work.plan.count, self.members)
+            if work.free:
                 self._again.append(work)
-                continue
-            return work
+            if span is not None:
+                return work, span
         step = self.plan.next_step()
         if step is None:
             return None
         work = self._works[step.index] = StepWork(step)
-        return work
+        work.free, work.free_batches = [], 0
+        return work, Span(0, step.count)
+
+
+def _share(lease: Lease) -> Share:
+    return lease.span.start, lease.span.stop, lease.node, lease.id

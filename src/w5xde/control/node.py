@@ -16,9 +16,10 @@ from w5xde.control.members import BEAT_SECONDS
 COORDINATOR_SILENCE_SECONDS = 8.0
 # Waiting between attempts doubles up to the most, shortened by chance so that nodes do not come as one.
 RETRY_SECONDS_FIRST = 0.25
-RETRY_SECONDS_MOST = 10.0
-# Before it has ever joined, somebody sits before the screen and waits.
+RETRY_SECONDS_MOST = 4.0
+# At first somebody sits before the screen and waits, or the coordinator is just being started again.
 RETRY_SECONDS_MOST_AT_FIRST = 1.0
+AT_FIRST_SECONDS = 60.0
 # After a break the coordinator may be restarting on a slow machine; somebody must look after it by then.
 RECONNECT_SECONDS = 600.0
 TICK_SECONDS = 0.25
@@ -274,7 +275,8 @@ class NodeCore:
         if self._alone_since is not None and now - self._alone_since >= patience:
             self.is_over = True
             return [Exit(reason, error=reason)]
-        longest = RETRY_SECONDS_MOST if self.has_joined else RETRY_SECONDS_MOST_AT_FIRST
+        is_early = self._alone_since is None or now - self._alone_since < AT_FIRST_SECONDS
+        longest = RETRY_SECONDS_MOST_AT_FIRST if is_early else RETRY_SECONDS_MOST
         most = min(longest, RETRY_SECONDS_FIRST * 2 ** min(self._attempts, 10))
         self._attempts += 1
         return [Dial(most * self._rng.uniform(0.5, 1.0))]

@@ -8,6 +8,7 @@ Knows no samples, no shuffling and no clock.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -29,6 +30,15 @@ class StepPlan:
     @property
     def samples(self) -> int:
         return sum(self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a plan stands: the next step's index, its epoch, and its first batch there."""
+
+    index: int = 0
+    epoch: int = 0
+    first: int = 0
 
 
 class Plan:
@@ -54,14 +64,52 @@ class Plan:
         # A stream tells us its batches as it goes: sizes beyond the cursor, and 0 where an epoch ends.
         self._stream: deque[int] = deque()
         self._stream_epoch = 0
+        # Steps that were handed out before a restart and are not applied.
+        self._undone: deque[StepPlan] = deque()
 
     @property
     def epoch(self) -> int:
         return self._epoch
 
     @property
+    def facts(self) -> dict[str, int | None]:
+        """What an audit must know to count again."""
+        return {
+            "step_batches": self._step_batches,
+            "batch_size": self._batch_size,
+            "samples": self._samples,
+            "epoch_limit": self._epoch_limit,
+            "step_limit": self._step_limit,
+        }
+
+    @property
+    def cursor(self) -> Cursor:
+        return Cursor(self._index, self._epoch, self._first)
+
+    @property
+    def undone(self) -> list[StepPlan]:
+        """What `resume` was given and has not been handed out again."""
+        return list(self._undone)
+
+    def resume(self, cursor: Cursor, undone: Iterable[StepPlan]) -> None:
+        """Go on from where another plan stood; a stream's batches are told from there on."""
+        self._index, self._epoch, self._first = cursor.index, cursor.epoch, cursor.first
+        self._stream_epoch = cursor.epoch
+        self._undone = deque(undone)
+
+    def again(self, epoch: int, batch: int, samples: int) -> None:
+        """Hand out one batch of the past as a step of its own, before anything else.
+
+        Numbered from -1 downwards: it is none of the steps that were planned, and counts towards no limit.
+        """
+        index = min([0, *(step.index for step in self._undone)]) - 1
+        self._undone.append(StepPlan(index, epoch, batch, (samples,), ends_epoch=False))
+
+    @property
     def is_over(self) -> bool:
         """Whether no step will ever follow."""
+        if self._undone:
+            return False
         if self._step_limit is not None and self._index >= self._step_limit:
             return True
         return self._epoch_limit is not None and self._epoch >= self._epoch_limit
@@ -84,6 +132,8 @@ class Plan:
 
     def next_step(self) -> StepPlan | None:
         """The next step, or None: the plan is over, or its data is not there yet."""
+        if self._undone:
+            return self._undone.popleft()
         if self.is_over:
             return None
         sizes, ends_epoch = self._sizes()

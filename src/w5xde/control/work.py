@@ -12,10 +12,11 @@ from w5xde.control.members import Members
 from w5xde.control.plan import StepPlan
 from w5xde.tree import PairwiseTree, Span, halves
 
-# A batch is given up after this many failures, on at least two nodes if there are two.
+# A batch is set aside after this many failures, on at least two nodes if there are two.
 ATTEMPTS_MAX = 3
 
-Share = tuple[int, int, str]
+# Batches `start` up to `stop` of a step, the node that gave them, and its lease.
+Share = tuple[int, int, str, int]
 
 
 class StepWork:
@@ -67,12 +68,22 @@ class StepWork:
             self.failures.setdefault(Span(batch, batch + 1), [])
             self.give_back(Span(batch, batch + 1), leases)
 
-    def is_hopeless(self, span: Span, members: Members) -> bool:
-        """Whether the span has failed often enough, and everywhere it could be tried."""
+    def is_hopeless(self, span: Span, members: Members, leases: Iterable[Lease]) -> bool:
+        """Whether the batch has failed often enough, everywhere it could be tried, and nobody still tries."""
         tried = self.failures.get(span, [])
-        if len(tried) < ATTEMPTS_MAX:
+        if len(tried) < ATTEMPTS_MAX or self.tree.covers(span):
+            return False
+        if any(lease.span.holds(span) for lease in leases):
             return False
         return len(set(tried)) >= 2 or not self._others_may_try(span, members)
+
+    def take(self, span: Span, shares: list[Share]) -> bool:
+        """What was to come for the span is here, or (no shares) never will be; returns if that was all."""
+        self.tree.put(span, shares)
+        # What this answer covers need not be lent any more.
+        self.free = [free for free in self.free if not span.holds(free)]
+        self.free_batches = sum(free.count for free in self.free)
+        return self.tree.is_complete
 
     def _others_may_try(self, span: Span, members: Members) -> bool:
         tried = self.failures.get(span, ())

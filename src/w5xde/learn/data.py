@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -117,6 +118,23 @@ class StreamSource:
 
 
 Source = MapSource | StreamSource
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where reading begins: at a batch of an epoch, and of what lies before it these batches only."""
+
+    epoch: int = 0
+    batch: int = 0
+    also: frozenset[Key] = frozenset()
+
+    @property
+    def first_epoch(self) -> int:
+        return min([self.epoch, *(epoch for epoch, _ in self.also)])
+
+    def wants(self, key: Key) -> bool:
+        return key >= (self.epoch, self.batch) or key in self.also
 
 
 def open_source(dataset: Any, *, batch_size: int, seed: int, shuffle: bool) -> Source:
@@ -218,38 +236,42 @@ class WorkerBatches(IterableDataset[Any]):
     Worker w of n reads every n-th batch; torch's loader takes from them in turn, which restores the order.
     """
 
-    def __init__(self, source: Source, batch_size: int, epochs: int | None) -> None:
+    def __init__(self, source: Source, batch_size: int, epochs: int | None, start: Start) -> None:
         self._source = source
         self._batch_size = batch_size
         self._epochs = epochs
+        self._start = start
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         info = get_worker_info()
         number, count = (info.id, info.num_workers) if info is not None else (0, 1)
-        for at, given in enumerate(all_batches(self._source, self._batch_size, self._epochs)):
+        for at, given in enumerate(all_batches(self._source, self._batch_size, self._epochs, self._start)):
             if at % count == number:
                 yield given()
 
 
 def all_batches(
-    source: Source, batch_size: int, epochs: int | None
+    source: Source, batch_size: int, epochs: int | None, start: Start
 ) -> Iterator[Callable[[], tuple[int, Any]]]:
-    """Every batch of every epoch, in order, each to be read when it is called for."""
-    for epoch in itertools.count() if epochs is None else range(epochs):
+    """Every batch of every epoch from `start` on, in order, each to be read when it is called for."""
+    for epoch in itertools.count(start.first_epoch) if epochs is None else range(start.first_epoch, epochs):
         if isinstance(source, MapSource):
             batches = -(-source.samples // batch_size)
             for batch in range(batches):
                 samples = min(batch_size, source.samples - batch * batch_size)
-                yield lambda e=epoch, b=batch, n=samples: (n, source.read(e, b))  # type: ignore[misc]
+                if start.wants((epoch, batch)):
+                    yield lambda e=epoch, b=batch, n=samples: (n, source.read(e, b))  # type: ignore[misc]
             continue
-        empty = True
-        for given in source.epoch(epoch):
-            empty = False
-            yield lambda given=given: given  # type: ignore[misc]
-        if empty:
+        batch = -1
+        for batch, given in enumerate(source.epoch(epoch)):
+            # A stream cannot begin in its middle: what is not wanted is read and dropped.
+            if start.wants((epoch, batch)):
+                yield lambda given=given: given  # type: ignore[misc]
+        if batch < 0:
             raise JobError(
                 f"the data set gave no sample in epoch {epoch + 1}",
                 code="W5-204",
                 fix="__iter__ must start anew each time it is called",
             )
-        yield lambda: (0, None)
+        if epoch >= start.epoch:
+            yield lambda: (0, None)

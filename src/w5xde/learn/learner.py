@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from torch.optim import Optimizer
 
 from w5xde.learn.layout import FlatModel, Vector
@@ -27,6 +26,13 @@ class Contribution(NamedTuple):
     loss_sum: float
 
 
+class Total(NamedTuple):
+    """A whole step, folded; batches that were set aside count among its `batches`."""
+
+    batches: int
+    contribution: Contribution
+
+
 class NotFinite(Exception):
     """The gradient of a whole step is not finite, so it was not applied."""
 
@@ -39,14 +45,15 @@ class Learner:
     ) -> None:
         self.flat = flat
         self.version = 0
-        self._optimizer = optimizer
-        self._scheduler = scheduler
+        self.optimizer = optimizer
+        self.scheduler = scheduler
         self._clip_norm = clip_norm
         self._blueprint = flat.blueprint
         self._gradient = self._blueprint.new_vector()
         self._parameters = [flat.tensors[i] for i in self._blueprint.trained]
         self._gradients = self._gradient_views()
-        self._steps: dict[int, PairwiseTree[Contribution]] = {}
+        # A batch that was set aside has its place in the tree, with nothing in it.
+        self._steps: dict[int, PairwiseTree[Contribution | None]] = {}
         self._snapshots: dict[bool, tuple[int, memoryview]] = {}
 
     @property
@@ -78,19 +85,32 @@ class Learner:
             if group.count and (group.dtype.is_floating_point or group.dtype.is_complex)
         )
 
-    def fold(self, step: int, count: int, span: Span, contribution: Contribution) -> None:
-        """Give what came for a span of a step its place in the tree."""
+    def fold(self, step: int, count: int, span: Span, contribution: Contribution | None) -> None:
+        """Give what came for a span of a step its place in the tree; None: nothing will ever come."""
         tree = self._steps.get(step)
         if tree is None:
             tree = self._steps[step] = PairwiseTree(count, _merge)
         tree.put(span, contribution)
+        if contribution is None and all(value is None for _, value in tree) and tree.is_complete:
+            del self._steps[step]  # all of it was set aside: nobody will ask for it
 
-    def step(self, step: int) -> float:
-        """All batches of a step are folded: apply it. Returns the sum of the losses of its samples."""
+    def total(self, step: int) -> Total:
+        """All batches of a step are folded: their sum, to be applied. Refuses one that is not finite."""
         tree = self._steps.pop(step)
-        total = tree.take(Span(0, tree.count))
-        if not self.is_finite(total.vector):
+        contribution = tree.take(Span(0, tree.count))
+        if contribution is None:
+            raise ValueError(f"nothing came for step {step}")
+        if not self.is_finite(contribution.vector):
             raise NotFinite(f"the gradient of step {step + 1} is not finite")
+        return Total(tree.count, contribution)
+
+    def replay(self, batches: int, body: bytes, absent: frozenset[int], loss_sum: float) -> None:
+        """Apply a step once more, from the sum that was kept of it."""
+        self.apply(Total(batches, Contribution(self.vector(bytearray(body), 0), absent, loss_sum)))
+
+    def apply(self, whole: Total) -> float:
+        """Step the optimizer. Returns the sum of the losses of the step's samples."""
+        total = whole.contribution
         absent = total.absent
         for part, summed in zip(self._gradient.parts, total.vector.parts, strict=True):
             part.copy_(summed)
@@ -100,11 +120,11 @@ class Learner:
             parameter.grad = None if i in absent else gradient
         if self._clip_norm is not None:
             self._clip(self._clip_norm)
-        self._optimizer.step()
+        self.optimizer.step()
         self.flat.gather()
-        if self._scheduler is not None:
-            self._scheduler.step()
-        self._advance_buffers(tree.count)
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self._advance_buffers(whole.batches)
         self.version += 1
         return total.loss_sum
 
@@ -144,14 +164,10 @@ class Learner:
     def weights_sha256(self) -> str:
         return weights_sha256(self.flat.module)
 
-    def save_model(self, path: Path) -> None:
-        """All of the state dict, for anybody who reads safetensors."""
-        state = self.flat.module.state_dict()
-        # Clones, because the format refuses tensors that share memory, and ours share one buffer.
-        save_file({n: t.clone().contiguous() for n, t in state.items() if isinstance(t, torch.Tensor)}, path)
 
-
-def _merge(left: Contribution, right: Contribution) -> Contribution:
+def _merge(left: Contribution | None, right: Contribution | None) -> Contribution | None:
+    if left is None or right is None:
+        return left or right
     return Contribution(
         left.vector.add_(right.vector), left.absent & right.absent, left.loss_sum + right.loss_sum
     )
@@ -159,9 +175,12 @@ def _merge(left: Contribution, right: Contribution) -> Contribution:
 
 def weights_sha256(module: torch.nn.Module) -> str:
     """Over the raw bytes of all parameters and buffers in the order of the state dict."""
+    return tensors_sha256(each for each in module.state_dict().values() if isinstance(each, torch.Tensor))
+
+
+def tensors_sha256(tensors: Iterable[torch.Tensor]) -> str:
     digest = hashlib.sha256()
-    for tensor in module.state_dict().values():
-        if isinstance(tensor, torch.Tensor):
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
-            digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+    for tensor in tensors:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
     return digest.hexdigest()

@@ -72,5 +72,11 @@ class Actor:
         if callback is not None:
             callback(value)
 
+    async def drain(self) -> None:
+        """Wait until every call made so far is done."""
+        done = self._loop.create_future()
+        self.call(lambda: None, done.set_result)
+        await done
+
     def stop(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

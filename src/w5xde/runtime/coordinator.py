@@ -9,98 +9,91 @@ same order. Holds no rule: what is lent, admitted or given up is `control`'s to 
 from __future__ import annotations
 
 import asyncio
-import math
+import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
+
 from w5xde.callbacks import Callback
 from w5xde.config import Settings
 from w5xde.control import events as ev
-from w5xde.control.coordinator import TICK_SECONDS, CoordinatorCore, CoreSettings
+from w5xde.control.coordinator import TICK_SECONDS
+from w5xde.control.cut import Cut
 from w5xde.control.members import BEAT_SECONDS
-from w5xde.control.plan import Plan
 from w5xde.errors import TrainingError, W5xdeError
+from w5xde.learn.checkpoint import model_file
 from w5xde.learn.device import use_threads
 from w5xde.learn.job import describe
-from w5xde.learn.learner import Contribution
 from w5xde.learn.prepare import Prepared
-from w5xde.messages import Answer, Rejected, Update
+from w5xde.messages import Update
 from w5xde.runtime.actor import Actor
+from w5xde.runtime.audience import Audience
+from w5xde.runtime.begin import build_core, listen_again, open_ledger, start_of, words_of
 from w5xde.runtime.desk import LendingDesk
 from w5xde.runtime.evaluator import Evaluator
+from w5xde.runtime.intake import Intake
+from w5xde.runtime.keeper import Keeper
 from w5xde.runtime.loader import Loader
-from w5xde.runtime.metrics import Meters, sane_seconds
+from w5xde.runtime.metrics import Meters
 from w5xde.runtime.reception import Peer, Reception
 from w5xde.runtime.recorder import Recorder
+from w5xde.runtime.restore import Restored
 from w5xde.runtime.status import RunStatus
-from w5xde.runtime.transport import listen
 
 # Below this an update is folded on the loop: it costs less than handing it to a thread.
 INLINE_VECTOR_BYTES = 256 * 1024
 METRICS_SECONDS = 1.0
 EVENTS_KEPT = 200
+# How long a second Ctrl-C waits for a checkpoint that is being written.
+IMPATIENCE_SECONDS = 3.0
 
 
 class Coordinator:
     """One run, from the first connection to the last."""
 
     def __init__(
-        self, prepared: Prepared, settings: Settings, recorder: Recorder, callbacks: Iterable[Callback] = ()
+        self,
+        prepared: Prepared,
+        settings: Settings,
+        recorder: Recorder,
+        keeper: Keeper,
+        restored: Restored | None = None,
+        callbacks: Iterable[Callback] = (),
     ) -> None:
         self._settings = settings
         self._prepared = prepared
         self._learner = prepared.learner
         self._recorder = recorder
-        self._callbacks = list(callbacks)
-        self._loader = Loader(prepared.source, settings)
-        self._plan = Plan(
-            step_batches=settings.step_batches,
-            epoch_limit=settings.epoch_limit,
-            step_limit=settings.steps,
-            samples=prepared.source.samples,
-            batch_size=settings.batch_size,
-        )
-        self._core = CoordinatorCore(
-            self._plan,
-            CoreSettings(
-                mode=settings.mode,
-                staleness=settings.staleness,
-                seconds=settings.seconds,
-                evaluate_every=settings.evaluate_every,
-                evaluates=prepared.evaluate is not None,
-            ),
-        )
+        self._audience = Audience(callbacks, lambda text: self._say("callback failed", text))
+        self._keeper = keeper
+        self._restored = restored
+        self._is_whole = True
+        cut = restored.cut if restored is not None else None
+        self._core = build_core(prepared, settings, keeper.life, cut)
+        self._loader = Loader(prepared.source, settings, start_of(self._core.plan))
         self._reception = Reception(
             self,
             run=recorder.name,
+            incarnation=keeper.life,
             layout=self._learner.flat.blueprint.layout,
             rules=prepared.rules,
             vector_bytes=self._learner.vector_bytes,
         )
         self._parameters = sum(tensor.numel() for tensor in self._learner.flat.module.parameters())
-        recorder.watch(lambda text: self.recent_events.append((self._loop.time(), "storage", text)))
+        recorder.watch(self._storage_note)
         self.meters = Meters()
+        if restored is not None:
+            self.meters.resume(restored)
         # The newest events, for views: (the loop's time, kind, sentence).
         self.recent_events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS_KEPT)
         self.address = ""
-        self._incoming: dict[int, Contribution] = {}
         self._events: deque[ev.Event] = deque()
         self._is_dispatching = False
         self._finish: ev.Finish | None = None
         self._seconds = 0.0
-        self._evaluator: Evaluator | None = None
-        self._perform: dict[type, Callable[[Any], None]] = {
-            ev.Assign: lambda effect: self._desk.lend(effect.node, effect.leases),
-            ev.Cancel: lambda effect: self._desk.cancel(effect.node, effect.leases),
-            ev.Reject: self._reject,
-            ev.Fold: self._fold,
-            ev.Step: self._step,
-            ev.Evaluate: self._evaluate,
-            ev.Close: self._close,
-            ev.Note: self._note,
-            ev.Finish: self._finished,
-        }
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -111,7 +104,10 @@ class Coordinator:
         self._loop.set_exception_handler(self._our_bug)
         inline = self._learner.vector_bytes <= INLINE_VECTOR_BYTES
         self._actor = Actor(
-            "w5xde-learner", self._broke, inline=inline, prepare=lambda: use_threads(self._settings.threads)
+            "w5xde-learner",
+            self._learner_broke,
+            inline=inline,
+            prepare=lambda: use_threads(self._settings.threads),
         )
         self._desk = LendingDesk(
             self._reception,
@@ -121,34 +117,57 @@ class Coordinator:
             self._core.leases,
             dropped=lambda node, lease: self.dispatch(ev.Dropped(node, lease)),
         )
-        if self._prepared.evaluate is not None:
-            self._evaluator = Evaluator(
-                self._prepared.evaluate,
-                self._prepared.copy_model,
-                self._learner.flat.blueprint.layout,
-                self._evaluated,
-                self._evaluation_failed,
-            )
+        self._intake = Intake(self._reception, self._learner, self._actor, self.meters, self.dispatch)
+        self._writer = Actor("w5xde-keeper", self._broke, inline=False)
+        self._evaluator = Evaluator(self._prepared, self._evaluated, self._evaluation_failed)
+        self._keeper.start(self._actor, self._writer, self.dispatch, self._storage_note)
+        self._perform: dict[type, Callable[[Any], None]] = {
+            ev.Assign: lambda effect: self._desk.lend(effect.node, effect.leases),
+            ev.Cancel: lambda effect: self._desk.cancel(effect.node, effect.leases),
+            ev.Expire: lambda effect: None,
+            ev.Reject: self._intake.reject,
+            ev.Fold: self._intake.fold,
+            ev.SetAside: self._set_aside,
+            ev.Step: self._step,
+            ev.Save: self._save,
+            ev.Evaluate: lambda effect: self._evaluator.measure(self._actor),
+            ev.Close: self._close,
+            ev.Note: self._note,
+            ev.Finish: self._finished,
+        }
         self._next_beat = self._next_row = self._loop.time()
-        server = await listen(self._reception.make_connection, self._settings.host, self._settings.port)
+        # Nobody who dials now is heard before we wait for something again.
+        before = self._recorder.facts.get("port")
+        server = await listen_again(self._reception, self._settings, before, self._storage_note)
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
         try:
+            open_ledger(self._keeper, self._recorder, self._settings, self._core, self._restored)
+            for kind, text in words_of(self._restored, self._core, self._keeper.life):
+                self._say(kind, text)
             host, port = server.sockets[0].getsockname()[:2]
             self.address = f"{host}:{port}"
+            self._recorder.manifest({"port": port})
             self._loader.start(
                 read_seconds=self._prepared.read_seconds,
                 discovered=lambda epoch, samples: self.dispatch(ev.Discovered(epoch, samples)),
                 failed=self._broke,
             )
-            self._tell(lambda callback: callback.on_start(self.status()))
+            self._audience.tell(lambda callback: callback.on_start(self.status()))
             opened(host, port)
             await self._over.wait()
+            await self._actor.drain()
         finally:
-            server.close()
+            # Nothing else writes when the end is written; but one who wants to stop now is not kept waiting.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._writer.drain(), None if self.is_over else IMPATIENCE_SECONDS)
+            # No more is accepted, but those who just were must find the server open, or nobody owns them.
+            for sock in server.sockets:
+                self._loop.remove_reader(sock.fileno())
             self._ticker.cancel()
             self._seconds = self.seconds()
             self._count(self._loop.time())
             await self._reception.close(self.reason or "stopped")
+            server.close()
             self._stop_helpers()
         if self._finish is not None and self._finish.error:
             raise TrainingError.because(self._finish.error)
@@ -156,8 +175,8 @@ class Coordinator:
     def _stop_helpers(self) -> None:
         self._loader.stop()
         self._actor.stop()
-        if self._evaluator is not None:
-            self._evaluator.stop()
+        self._writer.stop()
+        self._evaluator.stop()
 
     def stop(self, reason: str) -> None:
         """Finish politely."""
@@ -188,7 +207,11 @@ class Coordinator:
         self._is_dispatching = True
         try:
             while self._events:
-                for effect in self._core.handle(self._events.popleft(), self._loop.time()):
+                event = self._events.popleft()
+                effects = self._core.handle(event, self._loop.time())
+                # Written down before it is done.
+                self._keeper.saw(event, effects)
+                for effect in effects:
                     self._perform[type(effect)](effect)
         finally:
             self._is_dispatching = False
@@ -201,6 +224,7 @@ class Coordinator:
             self._next_beat = now + BEAT_SECONDS
             self._reception.beat()
             self._reception.hurry(now)
+        self._keeper.tick(now)
         self._count(now)
         if now >= self._next_row and self._core.started_at is not None:
             self._next_row = now + METRICS_SECONDS
@@ -216,7 +240,7 @@ class Coordinator:
         meter = self.meters.node(peer.name)
         meter.device, meter.state = peer.device, "working"
         self.dispatch(ev.Joined(peer.name))
-        self._tell(lambda callback: callback.on_node_join(self.status(), peer.name))
+        self._audience.tell(lambda callback: callback.on_node_join(self.status(), peer.name))
 
     def heard_from(self, peer: Peer) -> None:
         self._core.members.heard(peer.name, self._loop.time())
@@ -224,7 +248,7 @@ class Coordinator:
     def left(self, peer: Peer, reason: str) -> None:
         self.meters.node(peer.name).state = "gone"
         self.dispatch(ev.Left(peer.name, reason))
-        self._tell(lambda callback: callback.on_node_leave(self.status(), peer.name, reason))
+        self._audience.tell(lambda callback: callback.on_node_leave(self.status(), peer.name, reason))
 
     def _close(self, effect: ev.Close) -> None:
         # A node that was only silent is not told to go: it may wake up, and will come back.
@@ -232,78 +256,49 @@ class Coordinator:
         if peer is not None:
             self._reception.turn_out(peer, effect.reason, abruptly=not effect.for_good)
 
-    # --- answers in -------------------------------------------------------------------------------
-
     def updated(self, peer: Peer, update: Update, body: bytearray) -> None:
-        vector_bytes = self._learner.vector_bytes
-        vectors = [answer for answer in update.answers if not answer.dropped and not answer.failure]
-        expected = [answer.lease for answer in update.answers]
-        if not peer.works or peer.works[0][0] != expected or len(body) != len(vectors) * vector_bytes:
-            self._reception.turn_out(peer, "its answer does not fit what it was lent", abruptly=True)
-            return
-        now = self._loop.time()
-        _, batches, sent_at = peer.works.popleft()
-        # Two answers may be read in one go, the second in no time: then what the node itself measured counts.
-        computed = sum(sane_seconds(answer.seconds) for answer in update.answers)
-        batch_seconds = max(1e-6, computed, now - max(sent_at, peer.answered_at)) / batches
-        peer.answered_at = now
-        meter = self.meters.node(peer.name)
-        meter.seconds_waiting += sane_seconds(update.waited_seconds)
-        offset = 0
-        for answer in update.answers:
-            meter.seconds_busy += sane_seconds(answer.seconds)
-            if answer.dropped:
-                self.dispatch(ev.Dropped(peer.name, answer.lease))
-            elif answer.failure:
-                self.dispatch(ev.Failed(peer.name, answer.lease, answer.failure))
-            else:
-                self._check(peer, answer, body, offset, (batch_seconds, computed / batches))
-                offset += vector_bytes
+        self._intake.updated(peer, update, body)
 
-    def _check(
-        self, peer: Peer, answer: Answer, body: bytearray, offset: int, took: tuple[float, float]
-    ) -> None:
-        vector = self._learner.vector(body, offset)
-        self._incoming[answer.lease] = Contribution(vector, frozenset(answer.absent), answer.loss_sum)
-
-        def checked(is_finite: bool) -> None:
-            if is_finite and math.isfinite(answer.loss_sum):
-                self.dispatch(ev.Answered(peer.name, answer.lease, *took))
-            else:
-                self.dispatch(ev.Failed(peer.name, answer.lease, "its gradient is not finite"))
-
-        self._actor.call(lambda: self._learner.is_finite(vector), checked)
-
-    def _reject(self, effect: ev.Reject) -> None:
-        self._incoming.pop(effect.lease, None)
-        peer = self._reception.get(effect.node)
-        if peer is not None:
-            peer.connection.send(Rejected(effect.lease, effect.reason[:4000]))
-
-    def _fold(self, effect: ev.Fold) -> None:
-        lease = effect.lease
-        contribution = self._incoming.pop(lease.id)
-        meter = self.meters.node(lease.node)
-        meter.batches += lease.span.count
-        meter.samples += lease.samples
-        meter.loss = contribution.loss_sum / lease.samples
-        step = lease.step
-        self._actor.call(lambda: self._learner.fold(step.index, step.count, lease.span, contribution))
+    # --- steps ------------------------------------------------------------------------------------
 
     def _step(self, effect: ev.Step) -> None:
         plan = effect.plan
+        self.meters.shared(effect)
+        cut = self._core.cut(self._loop.time()) if self._keeper.steps is not None else None
 
-        def stepped(loss_sum: float) -> None:
+        def stepped(result: tuple[float, bool]) -> None:
+            loss_sum, is_durable = result
             keys = [(plan.epoch, plan.first + i) for i in range(plan.count)]
             self._loader.release(keys)
-            loss = loss_sum / plan.samples
+            loss = loss_sum / effect.samples
             self.meters.stepped(loss)
-            self.dispatch(ev.Stepped(plan.index))
-            if self._callbacks:
+            self.dispatch(ev.Stepped(plan.index, is_durable))
+            if self._audience:
                 status = self.status()
-                self._tell(lambda callback: callback.on_step(status, status.step, loss))
+                self._audience.tell(lambda callback: callback.on_step(status, status.step, loss))
 
-        self._actor.call(lambda: self._learner.step(plan.index), stepped)
+        self._actor.call(lambda: self._apply(effect, cut), stepped)
+
+    def _apply(self, step: ev.Step, cut: Cut | None) -> tuple[float, bool]:
+        """Step the optimizer, if need be after what that takes is on the disk. On the learner's thread."""
+        total = self._learner.total(step.plan.index)
+        is_durable = False
+        if cut is not None:
+            given = total.contribution
+            body = given.vector.raw.numpy().data
+            is_durable = self._keeper.log_step(step, cut, body, sorted(given.absent), given.loss_sum)
+        return self._learner.apply(total), is_durable
+
+    def _set_aside(self, effect: ev.SetAside) -> None:
+        self._intake.set_aside(effect)
+        span, plan = effect.span, effect.plan
+        self._loader.release([(plan.epoch, plan.first + i) for i in range(span.start, span.stop)])
+
+    def _save(self, effect: ev.Save) -> None:
+        self._keeper.save(effect.cut, self._kept(), self._loop.time())
+
+    def _kept(self) -> dict[str, Any]:
+        return {"meters": msgspec.to_builtins(self.meters.kept())}
 
     def _our_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception nobody expected: stop loudly rather than train on with who knows what."""
@@ -312,59 +307,49 @@ class Coordinator:
         loop.default_exception_handler(context)
         self._broke(context.get("exception") or RuntimeError(context["message"]))
 
+    def _learner_broke(self, error: BaseException) -> None:
+        # Half a step may have been applied: what the learner holds now is not to be kept.
+        self._is_whole = False
+        self._broke(error)
+
     def _broke(self, error: BaseException) -> None:
         self.dispatch(ev.Broke(error.what if isinstance(error, W5xdeError) else describe(error)))
 
     # --- evaluation -------------------------------------------------------------------------------
 
-    def _evaluate(self, effect: ev.Evaluate) -> None:
-        # One that takes longer than an epoch is not queued up: the next one sees a newer model.
-        evaluator = self._evaluator
-        if evaluator is not None and not evaluator.is_busy:
-            evaluator.is_busy = True
-            self._actor.call(lambda: self._learner.snapshot(whole=True), evaluator.measure)
-
     def _evaluated(self, found: dict[str, float]) -> None:
         self.meters.evaluation = found
         shown = ", ".join(f"{key} {value:.4g}" for key, value in found.items())
-        self._note(ev.Note("evaluated", f"evaluation: {shown}", {"metrics": found}))
-        self._tell(lambda callback: callback.on_evaluate(self.status(), found))
+        self._say("evaluated", f"evaluation: {shown}", metrics=found)
+        self._audience.tell(lambda callback: callback.on_evaluate(self.status(), found))
 
     def _evaluation_failed(self, error: BaseException) -> None:
-        self._note(ev.Note("evaluation failed", f"the evaluation failed: {describe(error)}"))
+        self._say("evaluation failed", f"the evaluation failed: {describe(error)}")
 
     # --- telling ----------------------------------------------------------------------------------
 
     def _note(self, effect: ev.Note) -> None:
-        self.recent_events.append((self._loop.time(), effect.kind, effect.text))
-        self._recorder.event(effect.kind, effect.text, effect.facts)
+        self.recent_events.append((time.monotonic(), effect.kind, effect.text))
+
+    def _say(self, kind: str, text: str, **facts: Any) -> None:
+        """A note of our own: the core's are in the ledger already."""
+        self._note(ev.Note(kind, text))
+        self._keeper.record({"kind": kind, "text": text, **facts})
+
+    def _storage_note(self, text: str) -> None:
+        self._say("storage", text)
 
     def _finished(self, effect: ev.Finish) -> None:
         self._finish = effect
         self._over.set()
         self._note(ev.Note("finished", f"training ended: {effect.error or effect.reason}"))
 
-    def _tell(self, call: Callable[[Callback], None]) -> None:
-        for callback in list(self._callbacks):
-            try:
-                call(callback)
-            except Exception as error:
-                # A callback must not end a training: it is dropped, and the user told.
-                self._callbacks.remove(callback)
-                self._note(
-                    ev.Note(
-                        "callback failed", f"a callback failed and is not called again: {describe(error)}"
-                    )
-                )
-
     def seconds(self) -> float:
-        """How long training has gone on, since the first batch was lent."""
-        if self._seconds or self._core.started_at is None:
-            return self._seconds
-        return self._loop.time() - self._core.started_at
+        """How long training has gone on, since the first batch was lent, in all lives."""
+        return self._seconds or self._core.seconds(self._loop.time())
 
     def note(self, kind: str, text: str, node: str) -> None:
-        self._note(ev.Note(kind, text, {"node": node}))
+        self._say(kind, text, node=node)
 
     def status(self) -> RunStatus:
         return self.meters.status(
@@ -373,7 +358,7 @@ class Coordinator:
             parameters=self._parameters,
             settings=self._settings,
             progress=self._core.progress,
-            steps_total=self._plan.steps_total,
+            steps_total=self._core.plan.steps_total,
             seconds=self.seconds(),
             batches_relent=self._core.mode.batches_relent,
         )
@@ -383,16 +368,27 @@ class Coordinator:
     def conclude(self) -> dict[str, Any]:
         """Evaluate a last time, save the model, and sum up."""
         # Saved first: whatever the evaluation does, what was learned is kept.
-        self._recorder.save(self._learner.save_model)
-        if self._prepared.evaluate is not None and self.is_over:
-            try:
-                self._evaluated(self._prepared.evaluate(self._learner.flat.module))
-            except Exception as error:
-                self._evaluation_failed(error)
-            self._learner.flat.module.train()
+        self._recorder.save_model(model_file(self._learner.flat.module))
+        self._keep_last()
+        if self.is_over:
+            self._evaluator.measure_last()
         status = self.status()
-        summary = self.meters.summary(status, self._learner.weights_sha256())
+        summary = self.meters.summary(status, self._learner.weights_sha256(), self._core.accounts.aside)
         self._recorder.metrics(status.row())
-        self._recorder.manifest({"reason": self.reason, "result": summary})
-        self._tell(lambda callback: callback.on_end(status, summary))
+        wrong = self._finish.error if self._finish is not None else "interrupted"
+        self._keeper.stop({"kind": "stop", "reason": self.reason, "error": wrong})
+        self._recorder.manifest({"reason": self.reason, "result": summary, "ledger": self._keeper.head})
+        self._audience.tell(lambda callback: callback.on_end(status, summary))
         return summary
+
+    def _keep_last(self) -> None:
+        """A checkpoint of the end, if what the learner holds is whole."""
+        cut = self._core.cut(self._loop.time())
+        is_wanted = self._settings.checkpoint_every != "off" and self.is_over and self._is_whole
+        if not is_wanted or self._learner.version != cut.version:
+            return
+        error = self._keeper.save_last(cut, self._kept())
+        if error:
+            self._storage_note(f"the last checkpoint could not be written: {error}")
+        else:
+            self._core.progress.durable_steps = cut.progress.steps

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import nn
-
 from w5xde.learn.layout import FlatModel
-from w5xde.messages import Layout
+from w5xde.learn.prepare import Prepared
 from w5xde.runtime.actor import Actor
 
 
@@ -16,38 +14,53 @@ class Evaluator:
 
     def __init__(
         self,
-        evaluate: Callable[[nn.Module], dict[str, float]],
-        copy_model: Callable[[], nn.Module],
-        layout: Layout,
+        prepared: Prepared,
         found: Callable[[dict[str, float]], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        self._evaluate = evaluate
-        self._copy_model = copy_model
-        self._layout = layout
+        self._prepared = prepared
         self._copy: FlatModel | None = None
         self._found = found
         self._failed = failed
         self._actor = Actor("w5xde-evaluator", self._went_wrong, inline=False)
-        self.is_busy = False
+        self._is_busy = False
 
-    def measure(self, raw: memoryview) -> None:
-        """Evaluate these parameters."""
-        self.is_busy = True
-        self._actor.call(lambda: self._measure(raw), self._measured)
+    def measure(self, learner: Actor) -> None:
+        """Evaluate the model as it is now; `learner` makes calls for the one who owns it."""
+        # One that takes longer than an epoch is not queued up: the next one sees a newer model.
+        if self._prepared.evaluate is not None and not self._is_busy:
+            self._is_busy = True
+            learner.call(
+                lambda: self._prepared.learner.snapshot(whole=True),
+                lambda raw: self._actor.call(lambda: self._measure(raw), self._measured),
+            )
+
+    def measure_last(self) -> None:
+        """Evaluate the trained model itself, here and now."""
+        evaluate, module = self._prepared.evaluate, self._prepared.learner.flat.module
+        if evaluate is None:
+            return
+        try:
+            self._found(evaluate(module))
+        except Exception as error:
+            self._failed(error)
+        module.train()
 
     def _measure(self, raw: memoryview) -> dict[str, float]:
+        if self._prepared.evaluate is None:
+            raise ValueError("there is nothing to evaluate by")
         if self._copy is None:
-            self._copy = FlatModel(self._copy_model(), self._layout)
+            layout = self._prepared.learner.flat.blueprint.layout
+            self._copy = FlatModel(self._prepared.copy_model(), layout)
         self._copy.load(raw, whole=True)
-        return self._evaluate(self._copy.module)
+        return self._prepared.evaluate(self._copy.module)
 
     def _measured(self, found: dict[str, float]) -> None:
-        self.is_busy = False
+        self._is_busy = False
         self._found(found)
 
     def _went_wrong(self, error: BaseException) -> None:
-        self.is_busy = False
+        self._is_busy = False
         self._failed(error)
 
     def stop(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from w5xde.config import Settings
 from w5xde.errors import JobError
-from w5xde.learn.data import MapSource, Source, WorkerBatches, all_batches
+from w5xde.learn.data import Key, MapSource, Source, Start, WorkerBatches, all_batches
 from w5xde.learn.payload import Packer
 from w5xde.messages import Item
 from w5xde.runtime.actor import Actor
@@ -38,9 +39,6 @@ class Packed:
     body_bytes: int
 
 
-Key = tuple[int, int]
-
-
 def _ignore_interrupts(worker: int) -> None:
     """Ctrl-C reaches the whole group; what it means is for the coordinator to say."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -53,7 +51,7 @@ def _end_of_epoch() -> tuple[int, Any]:
 class Loader:
     """Hands out packed batches by (epoch, batch)."""
 
-    def __init__(self, source: Source, settings: Settings) -> None:
+    def __init__(self, source: Source, settings: Settings, start: Start) -> None:
         self.is_stream = source.is_stream
         self._source = source
         self._batch_size = settings.batch_size
@@ -67,19 +65,20 @@ class Loader:
         self._ready: dict[Key, Packed] = {}
         self._waiting: dict[Key, list[Callable[[Packed], None]]] = {}
         self._claimed: set[Key] = set()
-        self._next: Key = (0, 0)
+        # What comes next: first what is left of an earlier life, then everything from here on.
+        self._also: deque[Key] = deque(sorted(start.also))
+        self._next: Key = (start.epoch, start.batch)
         self._unclaimed = 0
-        self._is_over = False
-        self._batches = self._read_all()
+        self._batches = self._read_all(start)
         self._actor: Actor | None = None
         self._discovered: Callable[[int, int], None] = lambda epoch, samples: None
 
-    def _read_all(self) -> Iterator[Callable[[], tuple[int, Any]]]:
+    def _read_all(self, start: Start) -> Iterator[Callable[[], tuple[int, Any]]]:
         if not self._workers:
-            return all_batches(self._source, self._batch_size, self._epochs)
+            return all_batches(self._source, self._batch_size, self._epochs, start)
         # Made (and its processes forked) now, before there are threads that a fork would lose.
         loader = DataLoader(
-            WorkerBatches(self._source, self._batch_size, self._epochs),
+            WorkerBatches(self._source, self._batch_size, self._epochs, start),
             batch_size=None,
             num_workers=self._workers,
             prefetch_factor=4,
@@ -120,7 +119,7 @@ class Loader:
             done(packed)
         else:
             self._waiting.setdefault(key, []).append(done)
-            while key in self._waiting and self._next <= key and self._actor is not None:
+            while key in self._waiting and self._is_to_come(key) and self._actor is not None:
                 self._read_one()
                 if not self._actor.inline:
                     break
@@ -138,13 +137,21 @@ class Loader:
         while self._unclaimed < self._ahead and not self._is_over:
             self._read_one()
 
+    @property
+    def _is_over(self) -> bool:
+        return not self._also and self._next[0] == self._epochs
+
+    def _is_to_come(self, key: Key) -> bool:
+        return key >= self._next or key in self._also
+
     def _read_one(self) -> None:
         if self._actor is None:
             return
         self._unclaimed += 1
         if not self.is_stream:
-            key, self._next = self._next, self._after(self._next)
-            self._is_over = self._next[0] == self._epochs
+            key = self._also.popleft() if self._also else self._next
+            if key == self._next:
+                self._next = self._after(key)
             self._actor.call(self._read, lambda packed: self._arrived(key, packed))
         else:
             self._actor.call(self._read, self._stream_arrived)
@@ -174,13 +181,15 @@ class Loader:
         return min(self._batch_size, (self._source.samples or 0) - start)
 
     def _stream_arrived(self, packed: Packed | None) -> None:
-        epoch, batch = self._next
         if self._is_over:
             return  # read ahead beyond the last epoch
+        if packed is not None and self._also:
+            self._arrived(self._also.popleft(), packed)
+            return
+        epoch, batch = self._next
         if packed is None:
             self._next = (epoch + 1, 0)
             self._unclaimed -= 1
-            self._is_over = self._next[0] == self._epochs
             self._discovered(epoch, 0)
             self._read_ahead()
         else:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from w5xde.config import Settings
-from w5xde.control.coordinator import Progress
+from w5xde.control.cut import Aside, Progress
+from w5xde.control.events import Step
+from w5xde.runtime.restore import KeptMeters, KeptNode, Restored
 from w5xde.runtime.status import NodeRow, RunStatus
 
 # Rates are over this long, so that they follow a change but do not jitter.
@@ -87,6 +92,8 @@ class Meters:
         self.nodes: dict[str, NodeMeter] = {}
         self.bytes_sent = 0
         self.bytes_received = 0
+        # In earlier lives of the coordinator.
+        self._bytes_before = (0, 0)
         self.loss_first: float | None = None
         self.loss_last: float | None = None
         self.loss_mean: float | None = None
@@ -102,6 +109,42 @@ class Meters:
             meter = self.nodes[name] = NodeMeter(name)
         return meter
 
+    def shared(self, step: Step) -> None:
+        """A step is decided: who gave what of it."""
+        for start, stop, node, _ in step.shares:
+            meter = self.node(node)
+            meter.batches += stop - start
+            meter.samples += sum(step.plan.sizes[start:stop])
+
+    def kept(self) -> KeptMeters:
+        """What a checkpoint keeps of all this."""
+        return KeptMeters(
+            loss_first=self.loss_first,
+            loss_last=self.loss_last,
+            loss_mean=self.loss_mean,
+            evaluation=dict(self.evaluation),
+            bytes_sent=self.bytes_sent,
+            bytes_received=self.bytes_received,
+            nodes=[KeptNode(**node.summary()) for node in self.nodes.values()],
+        )
+
+    def resume(self, restored: Restored) -> None:
+        """Go on counting from where a run is restored."""
+        kept = restored.meters
+        self.loss_first, self.loss_last, self.loss_mean = kept.loss_first, kept.loss_last, kept.loss_mean
+        # A score that is not a number is kept as nothing.
+        self.evaluation = {
+            key: math.nan if value is None else value for key, value in kept.evaluation.items()
+        }
+        self._bytes_before = (kept.bytes_sent, kept.bytes_received)
+        for node in kept.nodes:
+            self.nodes[node.name] = NodeMeter(**msgspec.structs.asdict(node))
+        for replayed in restored.replayed:
+            self.shared(replayed.step)
+            self.stepped(replayed.loss_sum / replayed.step.samples)
+        for meter in self.nodes.values():
+            meter.state = "gone"
+
     def stepped(self, loss: float) -> None:
         if self.loss_first is None:
             self.loss_first = loss
@@ -111,7 +154,8 @@ class Meters:
 
     def sample(self, now: float, progress: Progress, bytes_sent: int, bytes_received: int) -> None:
         """Note where the counts stand, for rates."""
-        self.bytes_sent, self.bytes_received = bytes_sent, bytes_received
+        before_sent, before_received = self._bytes_before
+        self.bytes_sent, self.bytes_received = before_sent + bytes_sent, before_received + bytes_received
         self.samples_rate.add(now, progress.samples)
         self.batches_rate.add(now, progress.batches)
         self.sent_rate.add(now, bytes_sent)
@@ -144,6 +188,7 @@ class Meters:
             epochs_total=settings.epoch_limit,
             batches=progress.batches,
             samples=progress.samples,
+            durable_steps=progress.durable_steps,
             seconds=seconds,
             seconds_total=settings.seconds,
             loss=self.loss_mean,
@@ -158,12 +203,17 @@ class Meters:
             nodes=[node.row(total) for node in self.nodes.values()],
         )
 
-    def summary(self, status: RunStatus, weights_sha256: str) -> dict[str, Any]:
+    def summary(self, status: RunStatus, weights_sha256: str, aside: list[Aside]) -> dict[str, Any]:
         """What --json prints."""
         return {
             "run": status.run,
             "mode": status.mode,
             "steps": status.step,
+            "durable_steps": status.durable_steps,
+            "bad_batches": [
+                {"epoch": each.epoch + 1, "batch": each.batch, "reason": each.reason, "nodes": each.nodes}
+                for each in aside
+            ],
             "epochs": status.epoch,
             "batches": status.batches,
             "samples": status.samples,

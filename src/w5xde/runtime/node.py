@@ -99,7 +99,9 @@ class Node:
         self._device = choose_device(settings.device)
         self._note = note
         self._callbacks = list(callbacks)
-        self.report = NodeReport(name=settings.node_name or _host_name())
+        # Asked for at every greeting: the name that was given instead may be free the next time.
+        self._wanted_name = settings.node_name or _host_name()
+        self.report = NodeReport(name=self._wanted_name)
         self._core = nd.NodeCore(random.Random(), settings.wait)
         self._connection: Connection | None = None
         self._parts: NodeParts | None = None
@@ -229,7 +231,7 @@ class Node:
             Hello(
                 protocol=PROTOCOL_VERSION,
                 package=w5xde.__version__,
-                name=self.report.name,
+                name=self._wanted_name,
                 run=self.report.run,
                 device=str(self._device),
                 torch=str(torch.__version__),

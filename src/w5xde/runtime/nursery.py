@@ -7,6 +7,7 @@ nodes share the memory of what is loaded and start in milliseconds. It ends when
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -131,9 +132,9 @@ def _serve(requests: socket.socket, job: Job, settings: Settings) -> None:
                     signal.signal(signal.SIGTERM, signal.SIG_DFL)
                     _be_node(job, name, host, int(port), settings)
                 nodes[pid] = name
-                requests.sendall(f"started {name} {pid}\n".encode())
+                _tell(requests, f"started {name} {pid}\n")
         for pid, status in _reap(nodes):
-            requests.sendall(f"ended {nodes.pop(pid)} {status}\n".encode())
+            _tell(requests, f"ended {nodes.pop(pid)} {status}\n")
     deadline = time.monotonic() + GRACE_SECONDS
     while nodes and time.monotonic() < deadline:
         for pid, _ in _reap(nodes):
@@ -141,6 +142,12 @@ def _serve(requests: socket.socket, job: Job, settings: Settings) -> None:
         time.sleep(0.02)
     for pid in nodes:
         os.kill(pid, signal.SIGKILL)
+
+
+def _tell(requests: socket.socket, text: str) -> None:
+    # An owner that was killed hears nothing; reading will tell that it is gone.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        requests.sendall(text.encode())
 
 
 def _receive(requests: socket.socket) -> bytes:

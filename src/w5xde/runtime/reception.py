@@ -74,9 +74,12 @@ class Host(Protocol):
 class Reception:
     """All connections of a run."""
 
-    def __init__(self, host: Host, *, run: str, layout: Layout, rules: Rules, vector_bytes: int) -> None:
+    def __init__(
+        self, host: Host, *, run: str, incarnation: int, layout: Layout, rules: Rules, vector_bytes: int
+    ) -> None:
         self._host = host
         self._run = run
+        self._incarnation = incarnation
         self._layout = layout
         self._layout_digest = layout.digest()
         self._rules = rules
@@ -184,7 +187,13 @@ class Reception:
         peer.device = hello.device
         self._peers[peer.name] = peer
         peer.connection.send(
-            Welcome(run=self._run, incarnation=1, name=peer.name, layout=self._layout, rules=self._rules)
+            Welcome(
+                run=self._run,
+                incarnation=self._incarnation,
+                name=peer.name,
+                layout=self._layout,
+                rules=self._rules,
+            )
         )
 
     def _free_name(self, wanted: str) -> str:
@@ -206,7 +215,7 @@ class Reception:
 
     def _refuse(self, peer: Peer, refusal: Refuse) -> None:
         who = peer.name or peer.connection.peer
-        self._host.note("refused", f"{who} was refused: {refusal.what}", who)
+        self._host.note("turned away", f"{who} was refused: {refusal.what}", who)
         peer.connection.send(refusal)
         peer.is_gone = True
         self._forget(peer)
@@ -226,7 +235,7 @@ class Reception:
         if peer.is_ready:
             self._host.left(peer, reason)
         else:
-            self._host.note("refused", f"{who} did not join: {reason}", who)
+            self._host.note("turned away", f"{who} did not join: {reason}", who)
 
     def _forget(self, peer: Peer) -> None:
         self._unnamed.discard(peer)

@@ -2,7 +2,10 @@
 
 runs/NAME/manifest.json       what was run: settings, versions, model, result
 runs/NAME/metrics.jsonl       one object every moment: step, loss, rates, nodes
-runs/NAME/events.jsonl        one object per event: who joined, left, failed, and when
+runs/NAME/ledger-*.jsonl      every event, chained: who joined, was lent what, gave what (see ledger.py)
+runs/NAME/checkpoints/        where the run can go on from (see store.py)
+runs/NAME/steps-*.log         with --durability step: what was applied since (see steplog.py)
+runs/NAME/lock                which process owns it
 runs/NAME/model.safetensors   the trained weights
 """
 
@@ -18,11 +21,13 @@ from typing import IO, Any
 
 import msgspec
 import torch
-from safetensors import SafetensorError
 
 import w5xde
 from w5xde.config import Settings
 from w5xde.errors import StorageError
+from w5xde.runs import MANIFEST, free_name, read_manifest
+from w5xde.runtime.disk import RealDisk, replace
+from w5xde.runtime.lock import RunLock
 
 
 def to_json(value: Any) -> str:
@@ -31,26 +36,17 @@ def to_json(value: Any) -> str:
 
 
 class Recorder:
-    """Writes one run's folder."""
+    """Owns one run's folder: a new one, or with `settings.resume` that of an earlier run."""
 
     def __init__(self, settings: Settings, job_name: str) -> None:
-        self.name = settings.name or _free_name(Path(settings.runs), job_name)
+        self.is_resumed = settings.resume is not None
+        stem = f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        self.name = settings.name or free_name(Path(settings.runs), stem)
         self.folder = Path(settings.runs) / self.name
-        try:
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
-            self.folder.mkdir()
-        except FileExistsError:
-            raise StorageError(
-                f"there is a run named {self.name} already",
-                code="W5-403",
-                fix="choose another --name, or leave it out for a new one",
-            ) from None
-        except OSError as error:
-            raise StorageError(
-                f"the run folder {self.folder} cannot be made: {error.strerror}",
-                code="W5-404",
-                fix="choose another folder with --runs",
-            ) from error
+        if not self.is_resumed:
+            self._make_folder()
+        self._lock = RunLock(self.folder)
+        self.disk = RealDisk(self.folder)
         self._facts: dict[str, Any] = {
             "run": self.name,
             "w5xde": w5xde.__version__,
@@ -59,76 +55,85 @@ class Recorder:
             "machine": platform.machine(),
             "settings": msgspec.to_builtins(settings),
         }
+        if self.is_resumed:
+            # How an earlier life ended says nothing of this one.
+            before = read_manifest(self.folder)
+            kept = {key: before[key] for key in before.keys() - {"result", "reason", "ledger"}}
+            self._facts = kept | self._facts
         self._tell: Callable[[str], None] = lambda text: None
         self._is_told = False
         self._metrics = self._open("metrics.jsonl")
-        self._events = self._open("events.jsonl")
 
-    @property
-    def model_path(self) -> Path:
-        return self.folder / "model.safetensors"
+    def _make_folder(self) -> None:
+        try:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir()
+            RealDisk(self.folder.parent).sync_folder()
+        except FileExistsError:
+            raise StorageError(
+                f"there is a run named {self.name} already",
+                code="W5-403",
+                fix=f"go on with it by  --resume {self.name} , or choose another --name",
+            ) from None
+        except OSError as error:
+            raise StorageError(
+                f"the run folder {self.folder} cannot be made: {error.strerror}",
+                code="W5-404",
+                fix="choose another folder with --runs",
+            ) from error
 
     def _open(self, name: str) -> IO[str]:
         # One line at a time reaches the file, so that a killed coordinator leaves whole lines.
         return (self.folder / name).open("a", encoding="utf-8", buffering=1)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The manifest as it stands."""
+        return self._facts
+
     def manifest(self, facts: dict[str, Any]) -> None:
         """Add to the manifest; the file is written whole or not at all."""
         self._facts |= facts
-        path = self.folder / "manifest.json"
-        aside = path.with_suffix(".tmp")
         try:
-            aside.write_text(to_json(self._facts) + "\n", encoding="utf-8")
-            aside.replace(path)
+            replace(self.disk, MANIFEST, to_json(self._facts).encode() + b"\n")
         except OSError as error:
-            self._trouble(path.name, error)
+            self._trouble(MANIFEST, error)
 
     def watch(self, trouble: Callable[[str], None]) -> None:
         """Training goes on when the folder cannot be written; `trouble` tells once."""
         self._tell = trouble
 
     def metrics(self, row: dict[str, Any]) -> None:
-        self._write(self._metrics, row)
-
-    def _write(self, file: IO[str], row: dict[str, Any]) -> None:
         try:
-            file.write(to_json(row) + "\n")
+            self._metrics.write(to_json(row) + "\n")
+            self._is_told = False
         except OSError as error:
-            self._trouble(file.name, error)
+            self._trouble("metrics.jsonl", error)
 
     def _trouble(self, name: str, error: OSError) -> None:
         if not self._is_told:
             self._is_told = True
             self._tell(f"{name} cannot be written: {error.strerror}; training goes on")
 
-    def save(self, write: Callable[[Path], None]) -> None:
+    def save_model(self, data: bytes) -> None:
         """Write the model; a folder that cannot be written is told with its fix."""
         try:
-            write(self.model_path)
-        except (OSError, SafetensorError) as error:
+            replace(self.disk, "model.safetensors", data)
+        except OSError as error:
             raise StorageError(
-                f"the model cannot be saved in {self.folder}: {error}",
+                f"the model cannot be saved in {self.folder}: {error.strerror}",
                 code="W5-402",
                 fix="make room there, or choose another folder with --runs",
             ) from error
 
-    def event(self, kind: str, text: str, facts: dict[str, Any]) -> None:
-        row = {"time": time.time(), "kind": kind, "text": text, **facts}
-        self._write(self._events, row)
-
     def discard(self) -> None:
-        """The run never began: leave no trace of it."""
+        """The run never began: leave no trace of it, unless it had begun before."""
         self.close()
-        shutil.rmtree(self.folder)
+        if not self.is_resumed:
+            shutil.rmtree(self.folder)
 
     def close(self) -> None:
-        for file in (self._metrics, self._events):
-            # What could not be written was told when it happened.
-            with contextlib.suppress(OSError):
-                file.close()
-
-
-def _free_name(folder: Path, job_name: str) -> str:
-    stem = f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = [stem, *(f"{stem}-{i}" for i in range(2, 1000))]
-    return next(name for name in names if not (folder / name).exists())
+        # What could not be written was told when it happened.
+        with contextlib.suppress(OSError):
+            self._metrics.close()
+        self._lock.release()

@@ -36,6 +36,7 @@ class RunStatus:
     epochs_total: int | None = None
     batches: int = 0
     samples: int = 0
+    durable_steps: int = 0
     seconds: float = 0.0
     seconds_total: float | None = None
     loss: float | None = None
@@ -76,6 +77,7 @@ class RunStatus:
             "epoch": self.epoch,
             "batches": self.batches,
             "samples": self.samples,
+            "durable_steps": self.durable_steps,
             "loss": self.loss,
             "evaluation": self.evaluation,
             "samples_per_second": round(self.samples_per_second, 3),

@@ -1,0 +1,103 @@
+"""One process of a pool: the command that a user would type, what it says, and its many lives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from w5xde.config import ENVIRONMENT_PREFIX
+
+
+class Process(Protocol):
+    """What a pool needs of a process; a Popen has it all."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self) -> int | None: ...
+    def kill(self) -> None: ...
+    def send_signal(self, number: int, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What is to be run: the words after `w5xde`, and where what it says goes."""
+
+    words: list[str]
+    log: Path
+    # Not where the user stands: a w5xde.toml there must not change the run.
+    folder: Path
+    environment: dict[str, str]
+
+
+def spawn(command: Command) -> Process:
+    """Start it as a user would."""
+    with command.log.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "w5xde", *command.words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=command.folder,
+            env=command.environment,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """One process of the pool, over all its lives."""
+
+    name: str
+    log: Path
+    # What it says when it has loaded everything and can be of use.
+    ready_words: str
+    process: Process | None = None
+    lives: int = 0
+    kills: int = 0
+    freezes: int = 0
+    is_ready: bool = False
+    # Where this life's words begin in the log.
+    log_bytes_before: int = 0
+    starts_at: float | None = None
+    thaws_at: float | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def is_working(self) -> bool:
+        """Ready, and not stopped by us."""
+        return self.is_alive and self.is_ready and self.thaws_at is None
+
+    def end(self) -> None:
+        """Kill it, if it still runs, and wait until it is gone."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        self.process, self.is_ready, self.thaws_at = None, False, None
+
+    def becomes_ready(self) -> bool:
+        """Whether it has just said its words."""
+        if self.is_ready or not self.is_alive or self.ready_words not in self.words():
+            return False
+        self.is_ready = True
+        return True
+
+    def words(self) -> str:
+        """What it said in this life."""
+        with self.log.open("rb") as log:
+            log.seek(self.log_bytes_before)
+            return log.read().decode(errors="replace")
+
+
+def environment() -> dict[str, str]:
+    """Ours, without settings meant for other runs; and this very package, wherever it was found."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(ENVIRONMENT_PREFIX)}
+    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    # Unbuffered: what is said must be in the log when its writer is killed.
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,196 @@
+"""The soak: somebody is killed or frozen every few seconds, for as long as one likes.
+
+    python -m w5xde.chaos --seconds 600 --every 5 --seed 1
+
+Before and after, the same pool is left in peace for a while: what it does then is what throughput is
+compared with. Chance comes from the seed alone; whom a blow finds in which state is up to the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from w5xde.chaos.pool import Pool
+from w5xde.chaos.verdict import judge
+from w5xde.config import Settings
+from w5xde.errors import TrainingError, UsageError, W5xdeError
+from w5xde.runs import free_name, read_manifest
+from w5xde.runtime.recorder import to_json
+from w5xde.view import make_view
+
+# Many batches in a step, so that any number of nodes shares them about evenly.
+STEP_BATCHES = 48
+FREEZE_SECONDS = (1.0, 5.0)
+# Of what the pool does in peace, counting only time with the coordinator up.
+THROUGHPUT_RATIO_MIN = 0.85
+# The run must end by itself one day, should the one who hurts it be killed.
+LIMIT_SECONDS = 600.0
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0 only if nothing was violated, the weights are the same, and throughput held."""
+    given = _parser().parse_args(argv)
+    try:
+        return _soak(given)
+    except W5xdeError as error:
+        print("\n".join(error.lines()), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m w5xde.chaos",
+        description="Kill and freeze nodes and the coordinator at random, then check that nothing was lost.",
+    )
+    parser.add_argument("--seconds", type=float, default=600.0, help="of chaos (default: 600)")
+    parser.add_argument("--nodes", type=int, default=8, help="how many (default: 8)")
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between two blows (default: 5)")
+    parser.add_argument("--seed", type=int, help="of chance (default: a new one)")
+    parser.add_argument("--calm", type=float, default=30.0, help="seconds of peace, twice (default: 30)")
+    parser.add_argument("--runs", default="runs", help="folder in which runs are kept (default: runs)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    return parser
+
+
+def _soak(given: argparse.Namespace) -> int:
+    if given.seconds <= 0 or given.every <= 0 or given.calm <= 0 or given.nodes <= 0:
+        raise UsageError("seconds, nodes, every and calm must be more than nothing", code="W5-210")
+    seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
+    times = f"--seconds {given.seconds:g} --nodes {given.nodes} --every {given.every:g} --calm {given.calm:g}"
+    again = f"python -m w5xde.chaos {times} --seed {seed}"
+    limit = given.seconds + 2 * given.calm + LIMIT_SECONDS
+    settings = Settings(batches_per_step=STEP_BATCHES, seconds=limit, runs=given.runs, json=given.json)
+    view = make_view(settings)
+    view.say(f"seed {seed}; the same again:  {again}")
+    pool = Pool(Path(given.runs) / free_name(Path(given.runs), f"soak-{seed}"), settings, view.say)
+    with pool.open():
+        for _ in range(given.nodes):
+            pool.add_node()
+        before = _leave_in_peace(pool, given.calm)
+        chaos = _torment(pool, random.Random(seed), given.seconds, given.every)
+        after = _leave_in_peace(pool, given.calm)
+        pool.stop()
+    pool.tell("the run has ended; the same in one process, with a plain PyTorch loop …")
+    steps = read_manifest(pool.run)["result"]["steps"]
+    verdict = judge(pool.run, msgspec.structs.replace(settings, seconds=None, steps=steps))
+    throughput = _throughput(_applied(pool), (before, after), chaos)
+    is_good = (
+        verdict.is_same and verdict.report.is_clean and throughput["throughput_ratio"] >= THROUGHPUT_RATIO_MIN
+    )
+    if not verdict.report.is_clean:
+        view.show_audit(verdict.report)
+    for line in verdict.lines():
+        view.say(line, markup=True)
+    for key, value in (pool.summary() | throughput).items():
+        view.say(f"  {key} {value}")
+    view.say(f"seed {seed}: {'good' if is_good else 'NOT GOOD'}; the same again:  {again}")
+    if given.json:
+        summary = {"run": pool.run.name, "seed": seed, "again": again, "good": is_good}
+        print(to_json(summary | pool.summary() | throughput | verdict.summary()), flush=True)
+    return 0 if is_good else TrainingError.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of the run, by the clock on the wall, and how much of it somebody could work."""
+
+    start: float
+    stop: float
+    up_seconds: float
+    ready_seconds: float
+
+
+def _leave_in_peace(pool: Pool, seconds: float) -> Window:
+    """Wait until everybody is back at work, then watch them for a while."""
+    for child in pool.everybody:
+        pool.thaw(child)
+    before = pool.progress().nodes
+
+    def all_give() -> bool:
+        now = pool.progress().nodes
+        giving = sum(batches > before.get(name, 0) for name, batches in now.items())
+        return giving >= len(pool.nodes) and all(child.is_working for child in pool.everybody)
+
+    pool.until(all_give, "everybody is at work")
+    pool.tell(f"all are at work, and are left in peace for {seconds:g} s")
+    return _watch(pool, lambda: pool.wait(seconds))
+
+
+def _torment(pool: Pool, chance: random.Random, seconds: float, every: float) -> Window:
+    """Kill or freeze somebody every few seconds."""
+    pool.tell(f"chaos for {seconds:g} s")
+
+    def strike() -> None:
+        left = seconds
+        while True:
+            # All drawn each time, whoever is there: one seed is one list of intentions.
+            gap = every * chance.uniform(0.5, 1.5)
+            victim, is_kill = chance.randrange(len(pool.nodes) + 1), chance.random() < 0.5
+            frozen_seconds = chance.uniform(*FREEZE_SECONDS)
+            pool.wait(min(gap, left))
+            left -= gap
+            if left <= 0:
+                return
+            child = pool.everybody[victim]
+            if is_kill:
+                pool.kill(child)
+            else:
+                pool.freeze(child, frozen_seconds)
+
+    return _watch(pool, strike)
+
+
+def _watch(pool: Pool, happen: Callable[[], None]) -> Window:
+    start, up, ready = time.time(), pool.up_seconds, pool.ready_seconds
+    happen()
+    return Window(start, time.time(), pool.up_seconds - up, pool.ready_seconds - ready)
+
+
+def _applied(pool: Pool) -> list[tuple[float, int]]:
+    """When each step that counts was applied, and of how many batches."""
+    steps: list[tuple[float, int]] = []
+    for record in pool.records():
+        if record["kind"] == "restore":
+            del steps[record["version"] :]
+        elif record["kind"] == "step":
+            steps.append((record["time"], sum(stop - start for start, stop, _, _ in record["shares"])))
+    return steps
+
+
+def _throughput(
+    steps: list[tuple[float, int]], peace: tuple[Window, Window], chaos: Window
+) -> dict[str, Any]:
+    """Batches a second in chaos over those in peace, counting only time with the coordinator up."""
+
+    def batches(window: Window) -> int:
+        return sum(count for at, count in steps if window.start <= at < window.stop)
+
+    def over(amount: float, seconds: float) -> float:
+        return round(amount / seconds, 4) if seconds else 0.0
+
+    calm_rates = [over(batches(window), window.up_seconds) for window in peace]
+    calm_rate = sum(calm_rates) / len(calm_rates)
+    done = batches(chaos)
+    return {
+        "calm_batches_per_second": calm_rates,
+        "chaos_batches": done,
+        "chaos_seconds": round(chaos.stop - chaos.start, 3),
+        "chaos_up_seconds": round(chaos.up_seconds, 3),
+        # What of the pool was there while the coordinator was up: the most that the next can be.
+        "nodes_ready": over(chaos.ready_seconds, chaos.up_seconds),
+        "throughput_ratio": over(done, chaos.up_seconds * calm_rate),
+        # The same for each node that was there.
+        "ready_ratio": over(done, chaos.ready_seconds * calm_rate),
+    }

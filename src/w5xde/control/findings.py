@@ -1,0 +1,39 @@
+"""What an audit finds: plain data, for views and for --json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Contribution:
+    """What one node gave to the steps that count."""
+
+    batches: int = 0
+    samples: int = 0
+    leases: int = 0
+    refused: int = 0
+    # Ended without an answer.
+    expired: int = 0
+
+
+@dataclass(slots=True)
+class Findings:
+    """What the ledger comes to."""
+
+    records: int = 0
+    lives: int = 0
+    crashes: int = 0
+    steps: int = 0
+    batches: int = 0
+    samples: int = 0
+    epochs: int = 0
+    steps_redone: int = 0
+    durable_version: int = 0
+    ended: str = ""
+    nodes: dict[str, Contribution] = field(default_factory=dict)
+    aside: list[tuple[int, int]] = field(default_factory=list)
+    # Version -> sha256, of every checkpoint that was reported durable.
+    checkpoints: dict[int, str] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)

@@ -1,0 +1,114 @@
+"""The ledger's words: what is written down of every event, so that anybody can count again afterwards.
+
+    start     a coordinator began: which run, which of its lives, by which plan
+    restore   it goes on from a checkpoint; steps of earlier lives beyond that version count no more
+    resumed   all that is restored is; what is still set aside (the rest is tried again)
+    joined, left, …       notes, in words, with their facts
+    lend      leases given to a node: [lease, step, first batch of the step, one past its last]
+    took      an update was accepted, if no `step` below says so already
+    refused   an answer changed nothing, and why; its lease is over
+    fenced    an answer to a lease that was not outstanding there: nothing happened
+    cancelled, expired    leases that ended without an answer
+    aside     a batch that fails wherever it is tried
+    step      applied: which batches, from whom ([start, stop, node, lease] each)
+    checkpoint            a checkpoint is durable: its version and hash
+    stop      the end, and why
+
+Knows no files and no clock. `control/audit.py` reads these words without using any of this.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+from w5xde.control import events as ev
+from w5xde.control.plan import StepPlan
+
+Record = dict[str, Any]
+
+
+class Scribe:
+    """Turns events and effects into records and keeps them until they are written."""
+
+    def __init__(self) -> None:
+        self._records: list[Record] = []
+        self._steps: dict[int, ev.Step] = {}
+        self._taken: dict[int, str] = {}
+
+    def saw(self, event: ev.Event, effects: list[ev.Effect]) -> None:
+        """The core was told `event` and decided `effects`."""
+        if isinstance(event, ev.Stepped):
+            self._applied(self._steps.pop(event.step), durable=event.durable)
+        for effect in effects:
+            match effect:
+                case ev.Assign():
+                    leases = [[x.id, x.step.index, x.span.start, x.span.stop] for x in effect.leases]
+                    version = effect.leases[0].version
+                    self.add({"kind": "lend", "node": effect.node, "version": version, "leases": leases})
+                case ev.Fold():
+                    self._taken[effect.lease.id] = effect.lease.node
+                case ev.Step():
+                    self._steps[effect.plan.index] = effect
+                case ev.Reject():
+                    kind = "fenced" if effect.fenced else "refused"
+                    facts = {"node": effect.node, "lease": effect.lease, "reason": effect.reason}
+                    self.add({"kind": kind, **facts})
+                case ev.Cancel():
+                    self.add({"kind": "cancelled", "node": effect.node, "leases": effect.leases})
+                case ev.Expire():
+                    facts = {"node": effect.node, "leases": effect.leases, "reason": effect.reason}
+                    self.add({"kind": "expired", **facts})
+                case ev.SetAside():
+                    self._set_aside(effect)
+                case ev.Note():
+                    self.add({"kind": effect.kind, "text": effect.text, **effect.facts})
+
+    def _applied(self, step: ev.Step, *, durable: bool) -> None:
+        """The learner has applied a step; its takes need no words of their own."""
+        for _, _, _, lease in step.shares:
+            self._taken.pop(lease, None)
+        # What is usual is left out: these are the longest and most frequent lines.
+        self.add(record_of(step) | ({"durable": True} if durable else {}))
+
+    def _set_aside(self, effect: ev.SetAside) -> None:
+        plan = effect.plan
+        # If nothing of its step is ever applied, no other record tells where the epoch ends.
+        ends = {"epoch_batches": plan.first + plan.count} if plan.ends_epoch else {}
+        for i in range(effect.span.start, effect.span.stop):
+            record = {"kind": "aside", "step": plan.index, "epoch": plan.epoch, "batch": plan.first + i}
+            facts = {"samples": plan.sizes[i], "reason": effect.reason, "nodes": effect.nodes}
+            self.add(record | facts | ends)
+
+    def add(self, record: Record) -> None:
+        self._records.append(record)
+
+    def drain(self) -> list[Record]:
+        """Everything since the last time."""
+        for node in dict.fromkeys(self._taken.values()):
+            leases = [lease for lease, whose in self._taken.items() if whose == node]
+            self.add({"kind": "took", "node": node, "leases": leases})
+        self._taken.clear()
+        records, self._records = self._records, []
+        return records
+
+
+def record_of(step: ev.Step) -> Record:
+    plan = step.plan
+    return {
+        "kind": "step",
+        "step": plan.index,
+        "version": step.version,
+        "epoch": plan.epoch,
+        "first": plan.first,
+        "sizes": [[size, len(list(same))] for size, same in groupby(plan.sizes)],
+        "ends_epoch": plan.ends_epoch,
+        "shares": step.shares,
+    }
+
+
+def step_of(record: Record) -> ev.Step:
+    """The step that a `step` record tells of."""
+    sizes = tuple(size for size, count in record["sizes"] for _ in range(count))
+    plan = StepPlan(record["step"], record["epoch"], record["first"], sizes, record["ends_epoch"])
+    return ev.Step(plan, record["version"], [tuple(share) for share in record["shares"]])

@@ -1,0 +1,65 @@
+"""When to write a checkpoint, and what to say when that does not work.
+
+Knows no files and no clock: callers pass `now`.
+"""
+
+from __future__ import annotations
+
+# A disk that failed is tried again soon, then less often: whoever makes room should not wait long.
+RETRY_SECONDS_FIRST = 1.0
+RETRY_SECONDS_MOST = 10.0
+
+
+class Saver:
+    """Decides when; one checkpoint at a time."""
+
+    def __init__(self, every_seconds: float | None, every_steps: int | None, *, is_resumed: bool) -> None:
+        self._every_seconds = every_seconds
+        self._every_steps = every_steps
+        self._is_on = every_seconds is not None or every_steps is not None
+        self._is_saving = False
+        # The first is made at once: what cannot be saved should be known before hours of work.
+        self._is_wanted = not is_resumed
+        self._steps = 0
+        self._next_at = 0.0
+        self.failures = 0
+
+    def is_due(self, steps: int, now: float) -> bool:
+        if not self._is_on or self._is_saving:
+            return False
+        if self.failures:
+            return now >= self._next_at
+        if self._is_wanted:
+            return True
+        if self._every_steps is not None:
+            return steps - self._steps >= self._every_steps
+        return steps > self._steps and now >= self._next_at
+
+    def begin(self, steps: int, now: float) -> None:
+        """Count from here: a checkpoint of these steps is being written, or was restored."""
+        self._steps = steps
+        self._next_at = now + (self._every_seconds or 0.0)
+
+    def begun(self, steps: int, now: float) -> None:
+        self._is_saving, self._is_wanted = True, False
+        self.begin(steps, now)
+
+    def saved(self, steps: int) -> str:
+        """One is written; returns what is to be said, if anything."""
+        is_news = self.failures > 0
+        self._is_saving = False
+        self.failures = 0
+        return f"checkpoints are written again; {steps} steps are safe" if is_news else ""
+
+    def failed(self, reason: str, safe_steps: int, now: float) -> str:
+        """One could not be written; said once, until it works again."""
+        is_news = not self.failures
+        self._is_saving = False
+        self._next_at = now + min(RETRY_SECONDS_MOST, RETRY_SECONDS_FIRST * 2**self.failures)
+        self.failures += 1
+        told = f"a checkpoint could not be written: {reason}; training goes on"
+        return f"{told}, but only {safe_steps} steps are safe" if is_news else ""
+
+    def want(self) -> None:
+        """One is needed as soon as may be."""
+        self._is_wanted = True

@@ -1,0 +1,77 @@
+"""The tally: how far the run is, what is being applied, and what of each epoch is done.
+
+Steps are decided, then applied by the learner in the same order, maybe a moment later. A cut counts what is
+decided, because by the time the learner is asked for its state it has applied just that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from w5xde.control.cut import Accounts, Aside, Cut, Progress
+from w5xde.control.events import Step
+from w5xde.control.plan import Cursor, StepPlan
+
+
+class Tally:
+    """Counts steps, batches, samples and epochs of a run."""
+
+    def __init__(self, *, skip_bad_batches: bool) -> None:
+        self.progress = Progress()
+        self.accounts = Accounts()
+        self._skip_bad_batches = skip_bad_batches
+        self._applying: dict[int, Step] = {}
+
+    def resume(self, cut: Cut) -> list[Aside]:
+        """Go on from a cut; returns what was set aside in epochs that are not complete: to be tried again."""
+        self.progress = replace(cut.progress, durable_steps=cut.progress.steps)
+        self.accounts = cut.accounts.copy()
+        if self._skip_bad_batches:
+            return []
+        again = [each for each in self.accounts.aside if each.epoch in self.accounts.applied]
+        self.accounts.aside = [each for each in self.accounts.aside if each not in again]
+        return again
+
+    @property
+    def decided_steps(self) -> int:
+        return self.progress.steps + len(self._applying)
+
+    def decide(self, step: Step) -> None:
+        self._applying[step.plan.index] = step
+
+    def apply(self, index: int) -> Step:
+        """The learner has applied the step."""
+        step = self._applying.pop(index)
+        _count(step, self.progress, self.accounts)
+        return step
+
+    def _is_complete(self, accounts: Accounts, epoch: int) -> bool:
+        return accounts.is_over(epoch) and (self._skip_bad_batches or not accounts.aside_of(epoch))
+
+    def complete(self, epoch: int) -> None:
+        self.accounts.close(epoch)
+        self.progress.epochs += 1
+
+    def cut(self, version: int, cursor: Cursor, undone: Iterable[StepPlan], seconds: float) -> Cut:
+        """All that is decided so far, as if it were applied."""
+        progress, accounts = replace(self.progress), self.accounts.copy()
+        for step in self._applying.values():
+            _count(step, progress, accounts)
+            if self._is_complete(accounts, step.plan.epoch):
+                accounts.close(step.plan.epoch)
+                progress.epochs += 1
+        steps = tuple(sorted(undone, key=lambda plan: plan.index))
+        # A step that is begun again has all its batches before it, those set aside too.
+        again = {(plan.epoch, plan.first + i) for plan in steps for i in range(plan.count)}
+        accounts.aside = [each for each in accounts.aside if (each.epoch, each.batch) not in again]
+        return Cut(version, progress, cursor, steps, accounts, seconds)
+
+
+def _count(step: Step, progress: Progress, accounts: Accounts) -> None:
+    """By how much everything grows with a step."""
+    batches = sum(stop - start for start, stop, _, _ in step.shares)
+    progress.steps += 1
+    progress.batches += batches
+    progress.samples += step.samples
+    accounts.apply(step.plan, batches)

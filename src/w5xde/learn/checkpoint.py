@@ -1,0 +1,298 @@
+"""What a learner knows, as files: weights, optimizer, scheduler and random state. No pickle, no torch.load.
+
+    model.safetensors       the state dict, for anybody who reads safetensors
+    training.safetensors    every other tensor: the optimizer's, the scheduler's, the generators'
+    learner.json            what is not a tensor, and where in it each tensor belongs
+
+Numbers, strings, lists, tuples, dicts and tensors come back as they were (of subclasses, as their base);
+what is none of these is refused by its name.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from w5xde.errors import JobError, StorageError
+from w5xde.learn.job import describe
+from w5xde.learn.layout import differences
+from w5xde.learn.learner import Learner, tensors_sha256
+from w5xde.messages import Layout
+
+MODEL, TRAINING, LEARNER = "model.safetensors", "training.safetensors", "learner.json"
+_INT_MAX = 2**63 - 1
+
+Tensors = dict[str, torch.Tensor]
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def pack(value: Any, where: str, tensors: Tensors) -> Any:
+    """The value as JSON; its tensors go, copied, into `tensors` under the place where they stood."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, torch.Tensor):
+        # Two places may read alike, as the keys 1 and "1" do.
+        name = where if where not in tensors else f"{where}~{len(tensors)}"
+        tensors[name] = value.detach().to("cpu", copy=True).contiguous()
+        return {"tensor": name}
+    if isinstance(value, int):
+        return int(value) if abs(value) <= _INT_MAX else {"int": str(value)}
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"float": str(float(value))}
+    if isinstance(value, list):
+        return [pack(item, f"{where}.{i}", tensors) for i, item in enumerate(value)]
+    if isinstance(value, tuple):
+        return {"tuple": [pack(item, f"{where}.{i}", tensors) for i, item in enumerate(value)]}
+    if isinstance(value, dict):
+        kind = "counter" if isinstance(value, Counter) else "dict"
+        return {
+            kind: [[_key(key, where), pack(item, f"{where}.{key}", tensors)] for key, item in value.items()]
+        }
+    raise JobError(
+        f"{where} is a {type(value).__name__}, which a checkpoint cannot keep",
+        code="W5-232",
+        fix="keep numbers, strings, lists, dicts and tensors in state_dict(), or use --checkpoint-every off",
+    )
+
+
+def _key(key: Any, where: str) -> Any:
+    if key is None or isinstance(key, (bool, int, str, float)):
+        return pack(key, where, {})
+    raise JobError(
+        f"{where} has a key {key!r}, which a checkpoint cannot keep",
+        code="W5-232",
+        fix="use strings or numbers as keys in state_dict(), or --checkpoint-every off",
+    )
+
+
+def unpack(packed: Any, tensors: Tensors) -> Any:
+    """The value again."""
+    if isinstance(packed, list):
+        return [unpack(item, tensors) for item in packed]
+    if not isinstance(packed, dict):
+        return packed
+    ((kind, content),) = packed.items()
+    match kind:
+        case "tensor":
+            return tensors[content]
+        case "int":
+            return int(content)
+        case "float":
+            return float(content)
+        case "tuple":
+            return tuple(unpack(item, tensors) for item in content)
+        case "dict":
+            return {unpack(key, tensors): unpack(item, tensors) for key, item in content}
+        case "counter":
+            return Counter({unpack(key, tensors): unpack(item, tensors) for key, item in content})
+    raise ValueError(f"a checkpoint knows no {kind!r}")
+
+
+# --- chance ---------------------------------------------------------------------------------------
+
+
+def _random_state() -> dict[str, Any]:
+    """Of the global generators: an optimizer may draw from them."""
+    numpy = np.random.get_state(legacy=False)  # noqa: NPY002
+    version, numbers, gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "python": [version, torch.tensor(numbers), gauss],
+        "numpy": {
+            "key": torch.tensor(numpy["state"]["key"].astype(np.int64)),
+            "pos": int(numpy["state"]["pos"]),
+            "has_gauss": int(numpy["has_gauss"]),
+            "gauss": float(numpy["gauss"]),
+        },
+    }
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers.tolist()), gauss))
+    numpy = state["numpy"]
+    key = numpy["key"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", key, numpy["pos"], numpy["has_gauss"], numpy["gauss"]))  # noqa: NPY002
+
+
+# --- the learner ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerState:
+    """A learner between two steps: copies, which nobody changes."""
+
+    version: int
+    model: Tensors
+    training: Tensors
+    facts: dict[str, Any]
+
+    def weights_sha256(self) -> str:
+        return tensors_sha256(self.model.values())
+
+    def files(self) -> dict[str, bytes]:
+        """The bytes of each file."""
+        return {
+            MODEL: save(self.model),
+            TRAINING: save(self.training),
+            LEARNER: msgspec.json.encode(self.facts),
+        }
+
+
+def capture(learner: Learner) -> LearnerState:
+    """Everything needed to go on from here. Raises JobError if the optimizer keeps what cannot be kept."""
+    training: Tensors = {}
+    facts = _identity(learner) | {
+        "version": learner.version,
+        "optimizer_state": pack(learner.optimizer.state_dict(), "optimizer", training),
+        "scheduler_state": pack(
+            learner.scheduler.state_dict() if learner.scheduler is not None else None, "scheduler", training
+        ),
+        "random": pack(_random_state(), "random", training),
+    }
+    return LearnerState(learner.version, _model_tensors(learner.flat.module), training, facts)
+
+
+def model_file(module: torch.nn.Module) -> bytes:
+    """All of the state dict, for anybody who reads safetensors."""
+    return save(_model_tensors(module))
+
+
+def _model_tensors(module: torch.nn.Module) -> Tensors:
+    # Copies, because the format refuses tensors that share memory, and ours share one buffer.
+    return {
+        name: tensor.detach().to("cpu", copy=True).contiguous()
+        for name, tensor in module.state_dict().items()
+        if isinstance(tensor, torch.Tensor)
+    }
+
+
+def refuse_unkeepable(learner: Learner) -> None:
+    """Tell before training what no checkpoint could keep."""
+    pack(learner.optimizer.state_dict(), "optimizer", {})
+    if learner.scheduler is not None:
+        pack(learner.scheduler.state_dict(), "scheduler", {})
+
+
+def _identity(learner: Learner) -> dict[str, Any]:
+    """What a job must have in common with the one whose checkpoint it goes on from."""
+    optimizer, scheduler = learner.optimizer, learner.scheduler
+    return {
+        "layout": msgspec.to_builtins(learner.flat.blueprint.layout),
+        "optimizer": type(optimizer).__name__,
+        "optimizer_defaults": pack(optimizer.defaults, "the optimizer's default", {}),
+        "groups": [len(group["params"]) for group in optimizer.param_groups],
+        "scheduler": type(scheduler).__name__ if scheduler is not None else None,
+    }
+
+
+class _Facts(msgspec.Struct):
+    """What learner.json says."""
+
+    version: Annotated[int, msgspec.Meta(ge=0)]
+    layout: Layout
+    optimizer: str
+    optimizer_defaults: Any
+    groups: list[int]
+    scheduler: str | None
+    optimizer_state: Any
+    scheduler_state: Any
+    random: Any
+
+
+_NO_STATE = {"version": 0, "optimizer_state": None, "scheduler_state": None, "random": None}
+# Whatever bytes that are no checkpoint of ours may make the libraries below raise.
+_NONSENSE = (
+    SafetensorError,
+    msgspec.DecodeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    RuntimeError,
+    RecursionError,
+)
+
+
+def restore(learner: Learner, files: dict[str, bytes]) -> None:
+    """Make the learner what it was. Whatever of the job does not fit is named and refused."""
+    try:
+        _restore(learner, files)
+    except _NONSENSE as error:
+        raise StorageError(
+            f"the checkpoint cannot be used: {describe(error)}",
+            code="W5-407",
+            fix="it was not written by w5xde for this job; remove it, and the one before it is used",
+        ) from error
+
+
+def _restore(learner: Learner, files: dict[str, bytes]) -> None:
+    facts = msgspec.json.decode(files[LEARNER], type=_Facts)
+    _require_fit(learner, facts)
+    model, training = load(files[MODEL]), load(files[TRAINING])
+    with torch.no_grad():
+        for entry, tensor in zip(learner.flat.blueprint.layout.entries, learner.flat.tensors, strict=True):
+            kept = model[entry.name]
+            if (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
+                raise ValueError(f"{entry.name} is {tuple(kept.shape)} {kept.dtype}")
+            tensor.copy_(kept)
+    state = unpack(facts.optimizer_state, training)
+    learner.optimizer.load_state_dict(state)
+    _keep_types(learner, state)
+    if learner.scheduler is not None:
+        learner.scheduler.load_state_dict(unpack(facts.scheduler_state, training))
+    learner.version = facts.version
+    _set_random_state(unpack(facts.random, training))
+
+
+def _keep_types(learner: Learner, state: dict[str, Any]) -> None:
+    """torch casts an optimizer's state to its parameter's type; what was kept in another stays in that."""
+    parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        for key, value in state["state"].get(number, {}).items():
+            held = learner.optimizer.state[parameter].get(key)
+            if (
+                isinstance(value, torch.Tensor)
+                and isinstance(held, torch.Tensor)
+                and held.dtype != value.dtype
+            ):
+                learner.optimizer.state[parameter][key] = value.to(held.device)
+
+
+def _require_fit(learner: Learner, facts: _Facts) -> None:
+    now = msgspec.convert(_identity(learner) | _NO_STATE, _Facts)
+    found = [f"parameter {each}" for each in differences(facts.layout, learner.flat.blueprint.layout)]
+    if facts.optimizer != now.optimizer:
+        found.append(f"the optimizer is {now.optimizer}, expected {facts.optimizer}")
+    else:
+        # Only compared and shown: tensors count by their place.
+        before, after = dict(facts.optimizer_defaults["dict"]), dict(now.optimizer_defaults["dict"])
+        found += [
+            f"the optimizer's {key} is {after.get(key)}, expected {before.get(key)}"
+            for key in sorted(before.keys() | after.keys())
+            if before.get(key) != after.get(key)
+        ]
+    if facts.scheduler != now.scheduler:
+        found.append(f"the scheduler is {now.scheduler or 'none'}, expected {facts.scheduler or 'none'}")
+    if facts.groups != now.groups:
+        found.append(f"the optimizer's groups have {now.groups} parameters, expected {facts.groups}")
+    if found:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        raise StorageError(
+            f"the job does not fit the run: {'; '.join(found[:3])}{more}",
+            code="W5-405",
+            fix="resume with the job file the run was started with, or start a new run",
+        )

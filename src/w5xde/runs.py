@@ -1,0 +1,66 @@
+"""Finding a run by what a user calls it, and reading what it was started with. Knows no torch."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from w5xde.errors import StorageError
+
+MANIFEST = "manifest.json"
+LATEST = "latest"
+
+
+def find_run(runs: str, name: str) -> Path:
+    """The folder of a run: its name, a path to it, or `latest`."""
+    if name == LATEST:
+        found = [path for path in Path(runs).glob("*") if (path / MANIFEST).is_file()]
+        if not found:
+            raise StorageError(f"there is no run in {runs}", code="W5-401", fix="name its folder with --runs")
+        return max(found, key=_touched).resolve()
+    for folder in (Path(runs) / name, Path(name)):
+        if (folder / MANIFEST).is_file():
+            return folder.resolve()
+    raise StorageError(
+        f"there is no run {name} in {runs}",
+        code="W5-401",
+        fix=f"{_known(runs)}, or name their folder with --runs",
+    )
+
+
+def _touched(folder: Path) -> float:
+    """When the run was last written to: names tell when it began."""
+    times = [0.0]
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # a run that goes on also removes files
+            times.append(path.stat().st_mtime)
+    return max(times)
+
+
+def _known(runs: str) -> str:
+    names = sorted(path.parent.name for path in Path(runs).glob(f"*/{MANIFEST}"))[-5:]
+    return f"runs here are {', '.join(names)}" if names else "start one with  w5xde train"
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What the run was started with."""
+    try:
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise StorageError(
+            f"{folder / MANIFEST} cannot be read: {error}", code="W5-401", fix="restore it from a copy"
+        ) from error
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("settings"), dict):
+        raise StorageError(
+            f"{folder / MANIFEST} is not the manifest of a run", code="W5-401", fix="name another run"
+        )
+    return manifest
+
+
+def free_name(folder: Path, stem: str) -> str:
+    """A name like this one that no run there has yet."""
+    names = [stem, *(f"{stem}-{i}" for i in range(2, 1000))]
+    return next(name for name in names if not (folder / name).exists())

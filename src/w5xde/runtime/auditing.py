@@ -1,0 +1,90 @@
+"""`w5xde audit`: counts a run again from its ledger alone, and checks every checkpoint against it.
+
+Only reads. Whether a run kept its promise can so be asked by anybody, also while it goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from w5xde.control.audit import Auditor
+from w5xde.control.findings import Findings
+from w5xde.errors import StorageError
+from w5xde.runs import read_manifest
+from w5xde.runtime.disk import Disk, RealDisk
+from w5xde.runtime.ledger import Reading
+from w5xde.runtime.restore import facts_of
+from w5xde.runtime.seal import NOTHING, Damaged
+from w5xde.runtime.store import Store
+
+
+@dataclass(slots=True)
+class Report:
+    """What an audit found."""
+
+    run: str
+    findings: Findings
+    # Version -> what is wrong with that checkpoint, or nothing.
+    checkpoints: dict[int, str]
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.findings.violations
+
+    def summary(self) -> dict[str, Any]:
+        facts = asdict(self.findings)
+        recorded = facts.pop("checkpoints")
+        return {
+            "run": self.run,
+            "clean": self.is_clean,
+            **facts,
+            "aside": [{"epoch": epoch + 1, "batch": batch} for epoch, batch in self.findings.aside],
+            "checkpoints_written": len(recorded),
+            "checkpoints": {str(version): wrong or "whole" for version, wrong in self.checkpoints.items()},
+        }
+
+
+def audit_run(folder: Path) -> Report:
+    """Everything that can be known of a run without trusting it."""
+    manifest = read_manifest(folder)
+    report = audit_disk(RealDisk(folder), folder.name, manifest.get("ledger", {}).get("sha256", NOTHING))
+    result = manifest.get("result")
+    found = report.findings
+    if result is not None and found.ended and result["batches"] != found.batches:
+        found.violations.append(f"{result['batches']} batches were reported, the ledger has {found.batches}")
+    return report
+
+
+def audit_disk(disk: Disk, run: str, head: str = NOTHING) -> Report:
+    """The same for any disk; `head` is the hash of a line that the ledger must have."""
+    store = Store(disk)
+    checkpoints, expected, hashes = {}, {head}, {}
+    for version in store.versions():
+        try:
+            checkpoint = store.read(version)
+            expected.add(facts_of(checkpoint).ledger.sha256)
+        except (Damaged, StorageError) as damage:
+            if version not in store.versions():
+                continue  # the run goes on, and removed it meanwhile
+            checkpoints[version] = str(damage)
+        else:
+            checkpoints[version] = ""
+            hashes[version] = checkpoint.sha256
+    reading = Reading(disk, expected)
+    auditor = Auditor()
+    for record in reading.records():
+        auditor.read(record)
+    found = auditor.close()
+    found.violations += reading.damage
+    found.remarks += reading.remarks
+    for version, wrong in checkpoints.items():
+        recorded = found.checkpoints.get(version)
+        if wrong:
+            found.violations.append(f"checkpoint step-{version:09} is damaged: {wrong}")
+        elif version > found.steps:
+            found.violations.append(f"checkpoint step-{version:09} is of more steps than the ledger has")
+        elif recorded is not None and recorded != hashes[version]:
+            found.violations.append(f"checkpoint step-{version:09} is not the one that the ledger recorded")
+    return Report(run, found, checkpoints)

@@ -1,0 +1,106 @@
+"""How a coordinator begins: its core, where its data starts, its door, and its ledger's first words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import w5xde
+from w5xde.config import Settings
+from w5xde.control.coordinator import CoordinatorCore, CoreSettings
+from w5xde.control.cut import Cut
+from w5xde.control.ledger import Record
+from w5xde.control.plan import Plan
+from w5xde.errors import StorageError, UsageError
+from w5xde.learn.data import Start
+from w5xde.learn.prepare import Prepared
+from w5xde.runtime.keeper import Keeper
+from w5xde.runtime.reception import Reception
+from w5xde.runtime.recorder import Recorder
+from w5xde.runtime.restore import Restored
+from w5xde.runtime.transport import listen
+
+
+def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | None) -> CoordinatorCore:
+    """The mind of this life of the coordinator."""
+    plan = Plan(
+        step_batches=settings.step_batches,
+        epoch_limit=settings.epoch_limit,
+        step_limit=settings.steps,
+        samples=prepared.source.samples,
+        batch_size=settings.batch_size,
+    )
+    core = CoreSettings(
+        mode=settings.mode,
+        staleness=settings.staleness,
+        seconds=settings.seconds,
+        evaluate_every=settings.evaluate_every,
+        evaluates=prepared.evaluate is not None,
+        incarnation=life,
+        skip_bad_batches=settings.skip_bad_batches,
+        save_seconds=settings.save_seconds,
+        save_steps=settings.save_steps,
+        logs_steps=settings.durability == "step",
+    )
+    return CoordinatorCore(plan, core, cut)
+
+
+def start_of(plan: Plan) -> Start:
+    """Where reading begins: at the plan's cursor, and what of its past is undone."""
+    also = {(step.epoch, step.first + i) for step in plan.undone for i in range(step.count)}
+    return Start(plan.cursor.epoch, plan.cursor.first, frozenset(also))
+
+
+def first_records(
+    run: str, life: int, mode: str, durability: str, core: CoordinatorCore, restored: Restored | None
+) -> list[Record]:
+    """What the ledger says first of a life: by which plan, and from where it goes on."""
+    start: Record = {
+        "kind": "start",
+        "run": run,
+        "incarnation": life,
+        "w5xde": w5xde.__version__,
+        "durability": durability,
+        "plan": core.plan.facts | {"mode": mode},
+    }
+    return [start, *(restored.records(core.accounts.aside) if restored is not None else [])]
+
+
+def open_ledger(
+    keeper: Keeper, recorder: Recorder, settings: Settings, core: CoordinatorCore, restored: Restored | None
+) -> None:
+    """The first words of this life are on the disk before anybody can join."""
+    records = first_records(recorder.name, keeper.life, settings.mode, settings.durability, core, restored)
+    try:
+        keeper.begin(records, core.version, restored.last if restored is not None else None)
+    except OSError as error:
+        raise StorageError(
+            f"the ledger in {recorder.folder} cannot be written: {error.strerror}",
+            code="W5-404",
+            fix="make room there, or choose another folder with --runs",
+        ) from error
+
+
+async def listen_again(
+    reception: Reception, settings: Settings, port_before: int | None, note: Callable[[str], None]
+) -> asyncio.Server:
+    """Open the door: after a restart where it was before, so that nodes find it."""
+    if settings.port == 0 and port_before:
+        try:
+            return await listen(reception.make_connection, settings.host, port_before)
+        except UsageError:
+            note(f"port {port_before} is taken meanwhile; nodes from before must join anew")
+    return await listen(reception.make_connection, settings.host, settings.port)
+
+
+def words_of(restored: Restored | None, core: CoordinatorCore, life: int) -> Iterator[tuple[str, str]]:
+    """What a user should know of a run that goes on: (kind, sentence)."""
+    if restored is None:
+        return
+    for damage in restored.damaged:
+        yield "storage", f"a damaged checkpoint is passed over and kept aside: {damage}"
+    if restored.cut is None:
+        yield "goes on", "there is no checkpoint of this run yet: it begins anew"
+        return
+    where = f"step {core.progress.steps}, with {core.progress.epochs} epochs complete"
+    yield "goes on", f"goes on from {where}; life {life} of this run's coordinator"

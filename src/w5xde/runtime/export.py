@@ -1,0 +1,53 @@
+"""`w5xde export`: the newest weights of a run in a file that others read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+from w5xde.errors import StorageError
+from w5xde.learn.checkpoint import MODEL
+from w5xde.runtime.disk import RealDisk
+from w5xde.runtime.restore import facts_of
+from w5xde.runtime.store import Store
+
+
+def export_run(folder: Path, kind: str, target: Path) -> dict[str, Any]:
+    """Write the weights of the newest whole checkpoint; returns what was written."""
+    checkpoint, damaged = Store(RealDisk(folder)).find_whole()
+    if checkpoint is None:
+        found = "; ".join(damaged.values())
+        raise StorageError(
+            f"run {folder.name} has no whole checkpoint" + (f": {found}" if found else " yet"),
+            code="W5-407",
+            fix="train for a while, or restore a checkpoint from a copy",
+        )
+    facts, model = facts_of(checkpoint), checkpoint.files.get(MODEL, b"")
+    try:
+        if kind == "pt":
+            # A state dict, for torch.load(…, weights_only=True) and load_state_dict.
+            torch.save(load(model), target)
+        else:
+            target.write_bytes(model)
+    except SafetensorError as error:
+        raise StorageError(
+            f"the weights of run {folder.name} cannot be read: {error}",
+            code="W5-407",
+            fix="this checkpoint was not written by w5xde; remove it, and the one before it is used",
+        ) from error
+    except (OSError, RuntimeError) as error:
+        raise StorageError(
+            f"{target} cannot be written: {error}", code="W5-402", fix="choose another --out"
+        ) from error
+    return {
+        "run": folder.name,
+        "steps": facts.cut.progress.steps,
+        "file": str(target),
+        "bytes": target.stat().st_size,
+        "weights_sha256": facts.weights_sha256,
+        "damaged": list(damaged.values()),
+    }

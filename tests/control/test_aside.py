@@ -1,0 +1,48 @@
+"""Batches that fail everywhere: when it is the batches, and when it is not."""
+
+from __future__ import annotations
+
+from w5xde.control import events as ev
+from w5xde.control.coordinator import ASIDE_IN_A_ROW_MAX, CoordinatorCore, CoreSettings
+from w5xde.control.plan import Plan
+
+
+def core_of(batches: int) -> CoordinatorCore:
+    plan = Plan(step_batches=1, epoch_limit=1, step_limit=None, samples=batches, batch_size=1)
+    return CoordinatorCore(plan, CoreSettings("sync", skip_bad_batches=True))
+
+
+def outcome(core: CoordinatorCore, good: set[int]) -> tuple[int, ev.Finish]:
+    """One node computes what it is lent, but only these batches; returns how many were set aside."""
+    aside, waiting = 0, core.handle(ev.Joined("a"), 0.0)
+    while True:
+        effect = waiting.pop(0)
+        match effect:
+            case ev.Finish():
+                return aside, effect
+            case ev.SetAside():
+                aside += 1
+            case ev.Step():
+                waiting += core.handle(ev.Stepped(effect.plan.index), 0.0)
+            case ev.Assign():
+                for lease in effect.leases:
+                    if lease.step.first in good:
+                        waiting += core.handle(ev.Answered("a", lease.id, 0.1), 0.0)
+                    else:
+                        waiting += core.handle(ev.Failed("a", lease.id, "not a number"), 0.0)
+
+
+def test_when_nothing_works_the_batches_are_not_to_blame() -> None:
+    """Weights that are not numbers any more spoil every batch: no need to set all of them aside."""
+    aside, end = outcome(core_of(1000), good=set(range(5)))
+    assert aside == ASIDE_IN_A_ROW_MAX - 1
+    assert end.error == (
+        f"batch {5 + aside} of epoch 1 fails wherever it is tried, like {aside} before it: not a number"
+    )
+
+
+def test_a_bad_stretch_of_data_is_set_aside_and_the_run_goes_on() -> None:
+    bad = set(range(3, 3 + ASIDE_IN_A_ROW_MAX - 1)) | {40, 41}
+    aside, end = outcome(core_of(60), good=set(range(60)) - bad)
+    assert aside == len(bad)
+    assert end.reason == "all steps done"

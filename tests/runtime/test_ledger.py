@@ -1,0 +1,398 @@
+"""The ledger on a real disk: a chain that keeps what was written, and shows what was changed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.runtime.faults import FaultyDisk, failing_at
+from w5xde.control.cut import Accounts, Cut, Progress
+from w5xde.control.plan import Cursor
+from w5xde.runtime import ledger as module
+from w5xde.runtime.auditing import audit_disk
+from w5xde.runtime.disk import Disk, RealDisk
+from w5xde.runtime.ledger import Ledger, Reading, Record, segment_name, segments
+from w5xde.runtime.restore import Facts, KeptMeters
+from w5xde.runtime.seal import seal
+from w5xde.runtime.store import Store
+
+PLAN = {"step_batches": 1, "batch_size": 4, "samples": None, "epoch_limit": None, "step_limit": None}
+
+
+def open_ledger(disk: Disk) -> Ledger:
+    return Ledger.open(disk, lambda: 5.0)
+
+
+def notes(first: int, count: int = 1) -> list[Record]:
+    return [{"kind": "note", "number": number} for number in range(first, first + count)]
+
+
+def numbers(disk: Disk, *, expected: set[str] | None = None) -> list[int]:
+    """The numbers of all notes that count; the ledger must be sound."""
+    reading = Reading(disk, expected or set())
+    found = [record["number"] for record in reading.records() if record["kind"] == "note"]
+    assert reading.damage == []
+    return found
+
+
+def begin(number: int) -> Record:
+    return {"kind": "start", "incarnation": number, "plan": PLAN}
+
+
+# --- a chain --------------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_read_in_order_with_its_time(tmp_path: Path) -> None:
+    disk = RealDisk(tmp_path)
+    ledger = open_ledger(disk)
+    ledger.write(notes(0, 3))
+    ledger.write([])
+    ledger.write(notes(3, 2))
+    ledger.close()
+    reading = Reading(disk)
+    assert list(reading.records()) == [{"time": 5.0, **note} for note in notes(0, 5)]
+    assert (reading.damage, reading.remarks) == ([], [])
+    assert reading.mark == ledger.head
+
+
+def test_anybody_can_check_the_chain_with_sha256_alone(tmp_path: Path) -> None:
+    ledger = open_ledger(RealDisk(tmp_path))
+    ledger.write(notes(0, 4))
+    before = "0" * 64
+    for line in (tmp_path / segment_name(1)).read_bytes().splitlines():
+        found = json.loads(line)
+        content = line.split(b'"sealed":', 1)[1][:-1]
+        assert found["sha256"] == hashlib.sha256(before.encode() + content).hexdigest()
+        before = found["sha256"]
+    assert before == ledger.head.sha256
+
+
+def test_every_life_has_the_next_number_and_a_segment_of_its_own(tmp_path: Path) -> None:
+    disk = RealDisk(tmp_path)
+    for life in range(1, 5):
+        ledger = open_ledger(disk)
+        assert ledger.life == life
+        ledger.write(notes(life))
+        ledger.close()
+    assert numbers(disk) == [1, 2, 3, 4]
+    assert [number for number, _ in segments(disk)] == [1, 2, 3, 4]
+
+
+def test_the_last_record_torn_at_any_byte_is_dropped_and_the_next_life_goes_on(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    ledger = open_ledger(RealDisk(whole))
+    ledger.write(notes(0, 3))
+    data = (whole / segment_name(1)).read_bytes()
+    start = data.rstrip(b"\n").rindex(b"\n") + 1
+    for length in range(start, len(data)):
+        folder = tmp_path / str(length)
+        folder.mkdir()
+        (folder / segment_name(1)).write_bytes(data[:length])
+        disk = RealDisk(folder)
+        assert numbers(disk) == [0, 1]
+        later = open_ledger(disk)
+        assert later.life == 2
+        later.write(notes(7))
+        later.close()
+        assert numbers(disk) == [0, 1, 7]
+
+
+def test_a_segment_torn_in_its_first_line_is_passed_over(tmp_path: Path) -> None:
+    disk = RealDisk(tmp_path)
+    ledger = open_ledger(disk)
+    ledger.write(notes(0, 2))
+    ledger.close()
+    for number, left in enumerate((0, 1, 40, 150), 2):
+        later = open_ledger(disk)
+        later.write(notes(99))
+        later.close()
+        path = tmp_path / segment_name(number)
+        path.write_bytes(path.read_bytes()[:left])
+        assert numbers(disk) == [0, 1]
+    # Nobody knows of the lives that left no whole line; their numbers were never used for anything.
+    last = open_ledger(disk)
+    last.write(notes(2))
+    reading = Reading(disk)
+    assert [record["number"] for record in reading.records()] == [0, 1, 2]
+    assert reading.damage == []
+    assert len(reading.remarks) == 4
+
+
+def test_a_new_segment_begins_when_one_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEGMENT_BYTES", 1000)
+    disk = FaultyDisk(tmp_path)
+    ledger = open_ledger(disk)
+    for number in range(50):
+        ledger.write(notes(number))
+    assert len(segments(disk)) > 5
+    assert numbers(disk) == list(range(50))
+    # What is behind is synced before anything follows it.
+    for number in range(2, len(segments(disk)) + 1):
+        synced = disk.done.index(f"sync {segment_name(number - 1)}")
+        assert synced < disk.done.index(f"append {segment_name(number)}")
+    later = open_ledger(disk)
+    assert later.life == 2
+    later.write(notes(50))
+    assert numbers(disk) == list(range(51))
+
+
+# --- what was changed -----------------------------------------------------------------------------
+
+
+def small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A ledger of two lives and three segments; returns the hash of its last line."""
+    monkeypatch.setattr(module, "SEGMENT_BYTES", 500)
+    disk = RealDisk(folder)
+    first = open_ledger(disk)
+    first.write([begin(1), *notes(0, 2)])
+    first.write(notes(2))
+    first.close()
+    second = open_ledger(disk)
+    restore = {"kind": "restore", "version": 0, "sha256": "", "aside": [], "damaged": []}
+    second.write([begin(2), restore, *notes(3)])
+    second.sync()
+    second.close()
+    assert len(segments(disk)) == 3
+    return second.head.sha256
+
+
+def test_every_changed_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = small(tmp_path, monkeypatch)
+    disk = RealDisk(tmp_path)
+    assert audit_disk(disk, "run", head).is_clean
+    for _, name in segments(disk):
+        data = bytearray((tmp_path / name).read_bytes())
+        for at in range(len(data)):
+            data[at] ^= 0x01
+            (tmp_path / name).write_bytes(data)
+            assert not audit_disk(disk, "run", head).is_clean, f"byte {at} of {name}"
+            data[at] ^= 0x01
+        (tmp_path / name).write_bytes(data)
+    assert audit_disk(disk, "run", head).is_clean
+
+
+def test_a_changed_byte_is_found_even_if_nobody_noted_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small(tmp_path, monkeypatch)
+    disk = RealDisk(tmp_path)
+    assert audit_disk(disk, "run").is_clean
+    for number, name in segments(disk):
+        data = bytearray((tmp_path / name).read_bytes())
+        # Without its newline the very last line is one that was being written: that is no change.
+        for at in range(len(data) - (number == 3)):
+            data[at] ^= 0x01
+            (tmp_path / name).write_bytes(data)
+            assert not audit_disk(disk, "run").is_clean, f"byte {at} of {name}"
+            data[at] ^= 0x01
+        (tmp_path / name).write_bytes(data)
+
+
+@pytest.mark.parametrize("change", ["remove", "swap", "double", "cut"])
+def test_every_line_that_is_moved_or_taken_out_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    head = small(tmp_path, monkeypatch)
+    disk = RealDisk(tmp_path)
+    for _, name in segments(disk):
+        data = (tmp_path / name).read_bytes()
+        lines = data.splitlines(keepends=True)
+        for at in range(len(lines)):
+            others = {
+                "remove": lines[:at] + lines[at + 1 :],
+                "swap": lines[:at] + lines[at : at + 2][::-1] + lines[at + 2 :],
+                "double": lines[: at + 1] + lines[at:],
+                "cut": lines[:at],
+            }[change]
+            # Beyond the place where the next segment goes on nothing counts, and nothing is added by it.
+            is_void = change == "double" and name != segments(disk)[-1][1] and at == len(lines) - 1
+            if others != lines and not is_void:
+                (tmp_path / name).write_bytes(b"".join(others))
+                assert not audit_disk(disk, "run", head).is_clean, f"line {at} of {name}"
+        (tmp_path / name).unlink()
+        assert not audit_disk(disk, "run", head).is_clean, f"{name} is gone"
+        (tmp_path / name).write_bytes(data)
+
+
+def test_lines_cut_from_the_end_are_missed_by_the_checkpoint_that_knew_them(tmp_path: Path) -> None:
+    disk = RealDisk(tmp_path)
+    ledger = open_ledger(disk)
+    ledger.write([begin(1), *notes(0, 3)])
+    ledger.sync()
+    facts = Facts(1, Cut(0, Progress(), Cursor(), (), Accounts()), ledger.head, "", KeptMeters())
+    Store(disk).save(0, {"a": [b"x"]}, msgspec.to_builtins(facts, str_keys=True))
+    ledger.write(notes(3))
+    ledger.close()
+    assert audit_disk(disk, "run").is_clean
+    path = tmp_path / segment_name(1)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    assert audit_disk(disk, "run").is_clean, "nobody promised to keep what came after the checkpoint"
+    path.write_bytes(b"".join(lines[:-2]))
+    found = audit_disk(disk, "run").findings.violations
+    assert any("which a checkpoint names" in each for each in found)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"[]", b"7", b'{"after":7}', b'{"after":"0"}', b'{"records":"x"}', b"[" * 100_000, b"\xff", b""],
+    ids=lambda content: repr(content[:20]),
+)
+def test_a_first_line_that_makes_no_sense_is_told(tmp_path: Path, content: bytes) -> None:
+    disk = RealDisk(tmp_path)
+    ledger = open_ledger(disk)
+    ledger.write([begin(1)])
+    ledger.close()
+    (tmp_path / segment_name(2)).write_bytes(seal(content, ledger.head.sha256)[0] + b"\n")
+    assert not audit_disk(disk, "run").is_clean
+    later = open_ledger(disk)
+    later.write([begin(2)])
+    assert later.life == 2
+
+
+# --- a disk that fails ----------------------------------------------------------------------------
+
+
+def written(disk: FaultyDisk) -> None:
+    """Twelve notes, each handed over and synced as often as needed."""
+    ledger = open_ledger(disk)
+    for number in range(12):
+        fresh: list[Record] = notes(number)
+        while True:
+            try:
+                ledger.write(fresh)
+                fresh = []
+                ledger.sync()
+                break
+            except OSError:
+                fresh = []
+    ledger.close()
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("times", [1, 3])
+def test_an_error_at_any_operation_loses_and_repeats_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_torn: bool, times: int
+) -> None:
+    monkeypatch.setattr(module, "SEGMENT_BYTES", 900)
+    (tmp_path / "count").mkdir()
+    count = FaultyDisk(tmp_path / "count")
+    written(count)
+    begun = count.done.index(f"append {segment_name(1)}")
+    for place in range(begun, len(count.done)):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        disk = FaultyDisk(folder)
+        disk.is_torn = is_torn
+        wrong = iter([0] * place + [number] * times)
+        disk.wrong = lambda operation, name, wrong=wrong: next(wrong, 0)
+        written(disk)
+        assert numbers(RealDisk(folder)) == list(range(12)), count.done[place]
+        shutil.rmtree(folder)
+
+
+def test_a_sync_that_failed_is_never_believed_later(tmp_path: Path) -> None:
+    disk = FaultyDisk(tmp_path)
+    ledger = open_ledger(disk)
+    ledger.write(notes(0))
+    ledger.sync()
+    ledger.write(notes(1))
+    disk.wrong = failing_at(0, errno.EIO)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        ledger.sync()
+    # The page that could not be written is gone, as Linux has it.
+    path = tmp_path / segment_name(1)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    ledger.write(notes(2))
+    ledger.sync()
+    assert numbers(disk) == [0, 1, 2]
+
+
+def test_a_place_that_was_synced_stays_a_place_although_the_next_write_fails(tmp_path: Path) -> None:
+    disk = FaultyDisk(tmp_path)
+    ledger = open_ledger(disk)
+    ledger.write(notes(0))
+    ledger.sync()
+    ledger.write(notes(1))
+    # As a checkpoint does it: the thread syncs, and before the loop hears of that a write fails.
+    syncing = ledger.begin_sync()
+    assert syncing is not None
+    syncing.sync()
+    disk.wrong = failing_at(0, errno.ENOSPC)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        ledger.write(notes(2))
+    ledger.write(notes(3))
+    ledger.end_sync(syncing)
+    ledger.write([])
+    ledger.sync()
+    assert numbers(disk, expected={syncing.mark.sha256}) == [0, 1, 2, 3]
+
+
+def test_a_sync_under_way_does_not_mind_that_its_segment_becomes_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SEGMENT_BYTES", 600)
+    disk = RealDisk(tmp_path)
+    ledger = open_ledger(disk)
+    ledger.write(notes(0))
+    syncing = ledger.begin_sync()
+    assert syncing is not None
+    ledger.write(notes(1, 5))
+    syncing.sync()
+    ledger.end_sync(syncing)
+    ledger.write(notes(6))
+    assert numbers(disk, expected={syncing.mark.sha256}) == list(range(7))
+
+
+def test_what_waits_for_a_disk_has_a_limit_and_the_audit_tells_of_the_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "UNSYNCED_BYTES_MAX", 2000)
+    disk = FaultyDisk(tmp_path)
+    ledger = open_ledger(disk)
+    ledger.write([begin(1)])
+    ledger.sync()
+    disk.wrong = lambda operation, name: errno.ENOSPC if operation in ("append", "append to") else 0
+    for number in range(200):
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            ledger.write(notes(number))
+        assert ledger._unsynced_bytes <= 2000 + 100
+    disk.wrong = lambda operation, name: 0
+    ledger.write(notes(200))
+    ledger.sync()
+    assert any("gap" in each for each in audit_disk(disk, "run").findings.violations)
+
+
+def test_a_disk_that_fails_for_long_costs_no_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = open_ledger(RealDisk(tmp_path))
+    opened: list[int] = []
+    closed: list[int] = []
+    real_open, real_close = os.open, os.close
+
+    def counted(*arguments: Any, **named: Any) -> int:
+        opened.append(real_open(*arguments, **named))
+        return opened[-1]
+
+    def failed(file: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", counted)
+        patched.setattr(os, "close", lambda file: (closed.append(file), real_close(file))[1])
+        patched.setattr(os, "fsync", failed)
+        for number in range(5):
+            with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                ledger.write(notes(number))
+    assert len(opened) == len(closed)

@@ -1,0 +1,71 @@
+"""The counting model: what the simulated learner knows. Applying a step adds 1 to each of its samples.
+
+Its value is a hash over every sum in the order of application, so that two runs agree only if they applied
+the same sums in the same order: the simulator's word for "the same weights".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from tests.sim.scenario import Scenario
+from w5xde.control import events as ev
+
+# A sum is a pair of sums, or a batch: (epoch, batch, version of the parameters it was computed on).
+Sum = tuple[Any, ...]
+
+
+def batches_of(total: Any) -> list[int]:
+    """The batches of a sum, in its order; an empty place has none."""
+    if total is None:
+        return []
+    if len(total) == 3:
+        return [total[1]]
+    return batches_of(total[0]) + batches_of(total[1])
+
+
+class Counter:
+    """How often each sample counts."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._batch_size = scenario.batch_size
+        self.version = 0
+        self.value = ""
+        self.counts = [[0] * sum(sizes) for sizes in scenario.epochs]
+
+    def apply(self, step: ev.Step, total: Sum) -> None:
+        sizes, first = step.plan.sizes, step.plan.first
+        for batch in batches_of(total):
+            start = batch * self._batch_size
+            for sample in range(start, start + sizes[batch - first]):
+                self.counts[step.plan.epoch][sample] += 1
+        self.value = hashlib.sha256(f"{self.value}{total}".encode()).hexdigest()
+        self.version += 1
+
+    # --- what a checkpoint keeps ------------------------------------------------------------------
+
+    def capture(self) -> Captured:
+        return Captured(self.version, self.value, json.dumps(self.counts).encode())
+
+    def load(self, files: dict[str, bytes]) -> None:
+        self.counts = json.loads(files["counts"])
+        facts = json.loads(files["facts"])
+        self.version, self.value = facts["version"], facts["value"]
+
+
+class Captured:
+    """A copy that nobody changes."""
+
+    def __init__(self, version: int, value: str, counts: bytes) -> None:
+        self.version = version
+        self._value = value
+        self._counts = counts
+
+    def files(self) -> dict[str, bytes]:
+        facts = {"version": self.version, "value": self._value}
+        return {"counts": self._counts, "facts": json.dumps(facts).encode()}
+
+    def weights_sha256(self) -> str:
+        return self._value
