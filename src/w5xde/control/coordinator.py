@@ -310,7 +310,7 @@ class CoordinatorCore:
         if not self.accounts.is_over(epoch):
             return []
         aside = self.accounts.aside_of(epoch)
-        if aside and not self._settings.skip_bad_batches:
+        if not self.tally.complete(epoch):
             if self.is_finished:
                 return []
             batches = ", ".join(str(each.batch) for each in aside)
@@ -318,7 +318,6 @@ class CoordinatorCore:
                 f"epoch {epoch + 1} is not complete: batch{'es' * (len(aside) > 1)} {batches} failed wherever"
             )
             return self._finish("", error=f"{text} tried ({aside[0].reason})")
-        self.tally.complete(epoch)
         without = f" without {len(aside)} that failed" if aside else ""
         facts = {"epoch": epoch + 1, "aside": [each.batch for each in aside]}
         return [Note("epoch", f"epoch {epoch + 1} is complete{without}", facts)]
@@ -342,7 +341,7 @@ class CoordinatorCore:
         self.version = cut.version
         self._seconds_before = cut.seconds
         self.plan.resume(cut.cursor, cut.undone)
-        self._saver.begin(cut.progress.steps, 0.0)
+        self._saver.count_from(cut.progress.steps, 0.0)
         for each in self.tally.resume(cut):
             self.plan.again(each.epoch, each.batch, each.samples)
         for epoch in sorted(self.accounts.batches):

@@ -35,14 +35,14 @@ class Saver:
             return steps - self._steps >= self._every_steps
         return steps > self._steps and now >= self._next_at
 
-    def begin(self, steps: int, now: float) -> None:
+    def count_from(self, steps: int, now: float) -> None:
         """Count from here: a checkpoint of these steps is being written, or was restored."""
         self._steps = steps
         self._next_at = now + (self._every_seconds or 0.0)
 
     def begun(self, steps: int, now: float) -> None:
         self._is_saving, self._is_wanted = True, False
-        self.begin(steps, now)
+        self.count_from(steps, now)
 
     def saved(self, steps: int) -> str:
         """One is written; returns what is to be said, if anything."""

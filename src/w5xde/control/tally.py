@@ -46,21 +46,23 @@ class Tally:
         _count(step, self.progress, self.accounts)
         return step
 
-    def _is_complete(self, accounts: Accounts, epoch: int) -> bool:
-        return accounts.is_over(epoch) and (self._skip_bad_batches or not accounts.aside_of(epoch))
+    def complete(self, epoch: int) -> bool:
+        """Count the epoch as complete, if it is."""
+        return self._complete(epoch, self.progress, self.accounts)
 
-    def complete(self, epoch: int) -> None:
-        self.accounts.close(epoch)
-        self.progress.epochs += 1
+    def _complete(self, epoch: int, progress: Progress, accounts: Accounts) -> bool:
+        if not accounts.is_over(epoch) or (accounts.aside_of(epoch) and not self._skip_bad_batches):
+            return False
+        accounts.close(epoch)
+        progress.epochs += 1
+        return True
 
     def cut(self, version: int, cursor: Cursor, undone: Iterable[StepPlan], seconds: float) -> Cut:
         """All that is decided so far, as if it were applied."""
         progress, accounts = replace(self.progress), self.accounts.copy()
         for step in self._applying.values():
             _count(step, progress, accounts)
-            if self._is_complete(accounts, step.plan.epoch):
-                accounts.close(step.plan.epoch)
-                progress.epochs += 1
+            self._complete(step.plan.epoch, progress, accounts)
         steps = tuple(sorted(undone, key=lambda plan: plan.index))
         # A step that is begun again has all its batches before it, those set aside too.
         again = {(plan.epoch, plan.first + i) for plan in steps for i in range(plan.count)}

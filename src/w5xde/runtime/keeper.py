@@ -188,21 +188,21 @@ class Keeper:
             lambda written: self._written(written, cut, syncing, now),
         )
 
-    def _facts(self, state: Captured, cut: Cut, facts: dict[str, Any], mark: Mark) -> dict[str, Any]:
-        return facts | {
+    def _store(self, state: Captured, cut: Cut, facts: dict[str, Any], mark: Mark) -> str:
+        known = facts | {
             "life": self.life,
             "cut": msgspec.to_builtins(cut, str_keys=True),
             "ledger": msgspec.to_builtins(mark),
             "weights_sha256": state.weights_sha256(),
         }
+        return self.store.save(cut.version, {name: [data] for name, data in state.files().items()}, known)
 
     def _write(self, state: Captured, cut: Cut, facts: dict[str, Any], syncing: Syncing) -> str | OSError:
         syncing.sync()
         if syncing.error is not None:
             return syncing.error
         try:
-            known = self._facts(state, cut, facts, syncing.mark)
-            sha256 = self.store.save(state.version, _files(state), known)
+            sha256 = self._store(state, cut, facts, syncing.mark)
             if self.steps is not None:
                 forget_steps(self.disk, self.store.versions()[0])
         except OSError as error:
@@ -225,8 +225,7 @@ class Keeper:
             self.ledger.write(self._scribe.drain())
             self.ledger.sync()
             state = self._capture()
-            known = self._facts(state, cut, facts, self.ledger.head)
-            sha256 = self.store.save(cut.version, _files(state), known)
+            sha256 = self._store(state, cut, facts, self.ledger.head)
         except OSError as error:
             return _reason(error)
         except JobError as error:
@@ -247,7 +246,8 @@ class Keeper:
     @property
     def head(self) -> dict[str, Any]:
         """Where the ledger stands: its last hash, and how many records it has."""
-        return {"sha256": self.ledger.head.sha256, "records": self.ledger.head.records}
+        head: dict[str, Any] = msgspec.to_builtins(self.ledger.head)
+        return head
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -268,10 +268,6 @@ class Keeper:
             return self.steps.write(record, body)
         except OSError:
             return False
-
-
-def _files(state: Captured) -> dict[str, list[bytes]]:
-    return {name: [data] for name, data in state.files().items()}
 
 
 def _reason(error: OSError) -> str:
