@@ -31,6 +31,11 @@ class StepPlan:
     def samples(self) -> int:
         return sum(self.sizes)
 
+    @property
+    def keys(self) -> list[tuple[int, int]]:
+        """(epoch, batch) of each of its batches."""
+        return [(self.epoch, self.first + i) for i in range(self.count)]
+
 
 @dataclass(frozen=True, slots=True)
 class Cursor:

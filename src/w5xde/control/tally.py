@@ -65,7 +65,7 @@ class Tally:
             self._complete(step.plan.epoch, progress, accounts)
         steps = tuple(sorted(undone, key=lambda plan: plan.index))
         # A step that is begun again has all its batches before it, those set aside too.
-        again = {(plan.epoch, plan.first + i) for plan in steps for i in range(plan.count)}
+        again = {key for plan in steps for key in plan.keys}
         accounts.aside = [each for each in accounts.aside if (each.epoch, each.batch) not in again]
         return Cut(version, progress, cursor, steps, accounts, seconds)
 

@@ -47,8 +47,8 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
 
 def start_of(plan: Plan) -> Start:
     """Where reading begins: at the plan's cursor, and what of its past is undone."""
-    also = {(step.epoch, step.first + i) for step in plan.undone for i in range(step.count)}
-    return Start(plan.cursor.epoch, plan.cursor.first, frozenset(also))
+    also = frozenset(key for step in plan.undone for key in step.keys)
+    return Start(plan.cursor.epoch, plan.cursor.first, also)
 
 
 def first_records(

@@ -102,6 +102,35 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
         self._loop.set_exception_handler(self._our_bug)
+        self._assemble()
+        self._next_beat = self._next_row = self._loop.time()
+        # Nobody who dials now is heard before we wait for something again.
+        before = self._recorder.facts.get("port")
+        server = await listen_again(self._reception, self._settings, before, self._storage_note)
+        self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
+        try:
+            open_ledger(self._keeper, self._recorder, self._settings, self._core, self._restored)
+            for kind, text in words_of(self._restored, self._core, self._keeper.life):
+                self._say(kind, text)
+            host, port = server.sockets[0].getsockname()[:2]
+            self.address = f"{host}:{port}"
+            self._recorder.manifest({"port": port})
+            self._loader.start(
+                read_seconds=self._prepared.read_seconds,
+                discovered=lambda epoch, samples: self.dispatch(ev.Discovered(epoch, samples)),
+                failed=self._broke,
+            )
+            self._audience.tell(lambda callback: callback.on_start(self.status()))
+            opened(host, port)
+            await self._over.wait()
+            await self._actor.drain()
+        finally:
+            await self._part(server)
+        if self._finish is not None and self._finish.error:
+            raise TrainingError.because(self._finish.error)
+
+    def _assemble(self) -> None:
+        """Everybody who works for us, and who performs which effect."""
         inline = self._learner.vector_bytes <= INLINE_VECTOR_BYTES
         self._actor = Actor(
             "w5xde-learner",
@@ -135,42 +164,20 @@ class Coordinator:
             ev.Note: self._note,
             ev.Finish: self._finished,
         }
-        self._next_beat = self._next_row = self._loop.time()
-        # Nobody who dials now is heard before we wait for something again.
-        before = self._recorder.facts.get("port")
-        server = await listen_again(self._reception, self._settings, before, self._storage_note)
-        self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
-        try:
-            open_ledger(self._keeper, self._recorder, self._settings, self._core, self._restored)
-            for kind, text in words_of(self._restored, self._core, self._keeper.life):
-                self._say(kind, text)
-            host, port = server.sockets[0].getsockname()[:2]
-            self.address = f"{host}:{port}"
-            self._recorder.manifest({"port": port})
-            self._loader.start(
-                read_seconds=self._prepared.read_seconds,
-                discovered=lambda epoch, samples: self.dispatch(ev.Discovered(epoch, samples)),
-                failed=self._broke,
-            )
-            self._audience.tell(lambda callback: callback.on_start(self.status()))
-            opened(host, port)
-            await self._over.wait()
-            await self._actor.drain()
-        finally:
-            # Nothing else writes when the end is written; but one who wants to stop now is not kept waiting.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._writer.drain(), None if self.is_over else IMPATIENCE_SECONDS)
-            # No more is accepted, but those who just were must find the server open, or nobody owns them.
-            for sock in server.sockets:
-                self._loop.remove_reader(sock.fileno())
-            self._ticker.cancel()
-            self._seconds = self.seconds()
-            self._count(self._loop.time())
-            await self._reception.close(self.reason or "stopped")
-            server.close()
-            self._stop_helpers()
-        if self._finish is not None and self._finish.error:
-            raise TrainingError.because(self._finish.error)
+
+    async def _part(self, server: asyncio.Server) -> None:
+        # Nothing else writes when the end is written; but one who wants to stop now is not kept waiting.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._writer.drain(), None if self.is_over else IMPATIENCE_SECONDS)
+        # No more is accepted, but those who just were must find the server open, or nobody owns them.
+        for sock in server.sockets:
+            self._loop.remove_reader(sock.fileno())
+        self._ticker.cancel()
+        self._seconds = self.seconds()
+        self._count(self._loop.time())
+        await self._reception.close(self.reason or "stopped")
+        server.close()
+        self._stop_helpers()
 
     def _stop_helpers(self) -> None:
         self._loader.stop()
@@ -268,8 +275,7 @@ class Coordinator:
 
         def stepped(result: tuple[float, bool]) -> None:
             loss_sum, is_durable = result
-            keys = [(plan.epoch, plan.first + i) for i in range(plan.count)]
-            self._loader.release(keys)
+            self._loader.release(plan.keys)
             loss = loss_sum / effect.samples
             self.meters.stepped(loss)
             self.dispatch(ev.Stepped(plan.index, is_durable))
@@ -291,8 +297,7 @@ class Coordinator:
 
     def _set_aside(self, effect: ev.SetAside) -> None:
         self._intake.set_aside(effect)
-        span, plan = effect.span, effect.plan
-        self._loader.release([(plan.epoch, plan.first + i) for i in range(span.start, span.stop)])
+        self._loader.release(effect.plan.keys[effect.span.start : effect.span.stop])
 
     def _save(self, effect: ev.Save) -> None:
         self._keeper.save(effect.cut, self._kept(), self._loop.time())

@@ -45,11 +45,7 @@ class LendingDesk:
             for lease in leases:
                 self._dropped(node, lease.id)
             return
-        keys = [
-            (lease.step.epoch, lease.step.first + position)
-            for lease in leases
-            for position in range(lease.span.start, lease.span.stop)
-        ]
+        keys = [key for lease in leases for key in lease.step.keys[lease.span.start : lease.span.stop]]
         found: Batches = {}
 
         def arrived(key: tuple[int, int], packed: Packed) -> None:
