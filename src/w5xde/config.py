@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
+from w5xde.compression import Directions, parse_compress
 from w5xde.errors import UsageError
 from w5xde.messages import NODE_NAME_PATTERN
 from w5xde.runs import find_run, read_manifest
@@ -85,6 +86,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     loader_workers: Annotated[
         int, Meta(ge=0, le=64, description="processes that read batches ahead (0: read in the coordinator)")
     ] = 0
+    compress: Annotated[
+        str,
+        Meta(
+            description="what is sent, made smaller: auto (lossless, if the link is slow enough), auto:lossy,"
+            " none, codecs like zstd:1 or 'bf16 | lz4', or by direction: 'up: int8, down: lz4'"
+        ),
+    ] = "auto"
     # --- where and who
     nodes: Annotated[int, Meta(ge=0, le=1000, description="node processes to start on this machine")] = 2
     host: Annotated[str, Meta(min_length=1, description="address to listen on (0.0.0.0: every network)")] = (
@@ -131,6 +139,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.clip_norm is not None and not 0 < self.clip_norm < float("inf"):
             raise ValueError(f"clip-norm {self.clip_norm} must be a positive number")
         parse_every(self.checkpoint_every)
+        parse_compress(self.compress)
         if self.durability == "step" and self.checkpoint_every == "off":
             raise ValueError("durability step needs checkpoints: checkpoint-every must not be off")
 
@@ -143,6 +152,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def save_steps(self) -> int | None:
         """Steps between two checkpoints, if they go by steps."""
         return parse_every(self.checkpoint_every)[1]
+
+    @property
+    def directions(self) -> Directions:
+        """How what goes up to the coordinator and down to the nodes is compressed."""
+        return parse_compress(self.compress)
 
     @property
     def step_batches(self) -> int:
@@ -172,6 +186,7 @@ _TRAINING = [
     "evaluate_every",
     "data",
     "loader_workers",
+    "compress",
 ]
 _PLACE = ["nodes", "device", "threads", "host", "port"]
 _KEEPING = [

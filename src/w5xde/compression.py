@@ -1,0 +1,171 @@
+"""What may be said about compression: names of stages, their order, and the setting `compress`.
+
+    spec     none, or stages joined by |     bf16 | shuffle | zstd:1
+    setting  auto, auto:lossy, a spec, or one for each direction     up: int8 | zstd, down: lz4
+
+A spec has at most one stage of each kind, in this order: numbers (fewer bits for each), order (bytes laid
+out so that they compress), compressor. Knows no torch and nothing that compresses: `learn/codecs` does that.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
+
+AUTO = "auto"
+AUTO_LOSSY = "auto:lossy"
+NONE = "none"
+# Parameters in 8 bits would cost more than they save: every node would compute on another model than ours,
+# and there is no later update in which to send what rounding took, as there is for gradients.
+UP_ONLY = "int8"
+LOSSY = frozenset({"fp16", "bf16", "int8"})
+
+_STAGE = re.compile(r"([a-z][a-z0-9_]*)(?::(-?\d{1,9}))?")
+_DIRECTION = re.compile(r"(\w+)\s*:\s*(.*)", re.DOTALL)
+
+
+class Kind(IntEnum):
+    """What a stage does. Stages come in this order, at most one of each."""
+
+    NUMBERS = 0
+    ORDER = 1
+    COMPRESSOR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A known stage: its kind and, if it takes a number, the lowest, the highest and the usual one."""
+
+    kind: Kind
+    lowest: int = 0
+    highest: int = 0
+    usual: int | None = None
+
+
+_NAMES: dict[str, Name] = {
+    "fp16": Name(Kind.NUMBERS),
+    "bf16": Name(Kind.NUMBERS),
+    "int8": Name(Kind.NUMBERS),
+    "shuffle": Name(Kind.ORDER),
+    "zlib": Name(Kind.COMPRESSOR, 0, 9, 1),
+    "lz4": Name(Kind.COMPRESSOR, 1, 65537, 1),
+    "lz4frame": Name(Kind.COMPRESSOR),
+    # Below -100 zstd hardly looks at its input any more, and above 19 it wants much more memory.
+    "zstd": Name(Kind.COMPRESSOR, -100, 19, 1),
+}
+# lz4's own acceleration is what everybody means by lz4: it is not spelled out.
+_UNSPOKEN = {("lz4", 1)}
+_RULE = (
+    "a spec is none, or at most one of fp16, bf16 and int8, then perhaps shuffle, "
+    "then at most one of zlib, lz4, lz4frame and zstd, joined by |"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of a spec, with its number if it takes one."""
+
+    name: str
+    kind: Kind
+    number: int | None = None
+
+    def __str__(self) -> str:
+        is_plain = self.number is None or (self.name, self.number) in _UNSPOKEN
+        return self.name if is_plain else f"{self.name}:{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Directions:
+    """How each direction is compressed: gradients up to the coordinator, parameters down to the nodes."""
+
+    up: str
+    down: str
+
+
+def add_name(name: str, kind: Kind) -> None:
+    """Let specs use a stage that somebody else brings along."""
+    if not _STAGE.fullmatch(name) or name in (*_NAMES, NONE, AUTO):
+        raise ValueError(f"a stage cannot be called {name!r}")
+    _NAMES[name] = Name(kind)
+
+
+def parse_spec(text: str) -> tuple[Stage, ...]:
+    """The stages of a spec, in order; none at all for `none`."""
+    if text.strip() == NONE:
+        return ()
+    stages = tuple(_parse_stage(part.strip(), text) for part in text.split("|"))
+    for before, after in pairwise(stages):
+        if before.kind >= after.kind:
+            raise ValueError(f"{text!r} has {after.name} after {before.name}: {_RULE}")
+    return stages
+
+
+def spell(stages: tuple[Stage, ...]) -> str:
+    """The one way to write these stages."""
+    return " | ".join(map(str, stages)) or NONE
+
+
+def parse_compress(setting: str) -> Directions:
+    """What the setting `compress` says for each direction; a direction that is not named stays `auto`."""
+    given = {}
+    for part in setting.split(","):
+        found = _DIRECTION.fullmatch(part.strip())
+        # zstd:1 and auto:lossy have a colon too: only words that are no stage can be directions.
+        if found is None or found[1] in (*_NAMES, AUTO):
+            if "," in setting:
+                raise ValueError(f"compress {setting!r} must name its directions, like up: bf16, down: lz4")
+            return Directions(_parse_direction(setting, "up"), _parse_direction(setting, "down"))
+        direction, spec = found[1], found[2]
+        if direction not in ("up", "down"):
+            hint = _hint(direction, ["up", "down", *_NAMES, AUTO])
+            raise ValueError(f"compress knows no direction {direction!r}, only up and down{hint}")
+        if direction in given:
+            raise ValueError(f"compress {setting!r} names {direction} twice")
+        given[direction] = _parse_direction(spec, direction)
+    return Directions(given.get("up", AUTO), given.get("down", AUTO))
+
+
+def _parse_direction(text: str, direction: str) -> str:
+    text = text.strip()
+    if text in (AUTO, AUTO_LOSSY):
+        return text
+    try:
+        stages = parse_spec(text)
+    except ValueError as error:
+        raise ValueError(f"compress: {error}") from None
+    if direction == "down":
+        refuse_down(stages)
+    return spell(stages)
+
+
+def refuse_down(stages: tuple[Stage, ...]) -> None:
+    """Parameters are not sent in as few bits as gradients may be."""
+    if any(stage.name == UP_ONLY for stage in stages):
+        raise ValueError(f"compress: {UP_ONLY} is for gradients only, say  up: {spell(stages)}")
+
+
+def _parse_stage(part: str, text: str) -> Stage:
+    found = _STAGE.fullmatch(part)
+    known = _NAMES.get(found[1]) if found else None
+    if found is None or known is None:
+        if part in (AUTO, AUTO_LOSSY, NONE):
+            raise ValueError(f"{part} stands alone, not as a part of {text!r}: {_RULE}")
+        hint = _hint(part.partition(":")[0], [*_NAMES, NONE, AUTO])
+        raise ValueError(f"{text!r} names no codec {part!r}{hint}: {_RULE}")
+    name, given = found[1], found[2]
+    if given is None:
+        return Stage(name, known.kind, known.usual)
+    if known.usual is None:
+        raise ValueError(f"{name} in {text!r} takes no number")
+    number = int(given)
+    if not known.lowest <= number <= known.highest:
+        raise ValueError(f"{name} in {text!r} takes a number from {known.lowest} to {known.highest}")
+    return Stage(name, known.kind, number)
+
+
+def _hint(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
+    return f" (did you mean {near[0]!r}?)" if near else ""
