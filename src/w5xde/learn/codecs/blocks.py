@@ -1,0 +1,162 @@
+"""Blocks: bytes cut into pieces of one MiB that are shuffled and compressed each for itself, on all cores.
+
+    | length of each block, u32; the highest bit: stored as it is | block | block | …
+
+How many blocks there are, and how long each will be, follows from the length of the whole, which both sides
+know. A block that does not shrink is stored, so that the whole never grows by more than its table.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from w5xde.errors import RemoteProtocolError
+from w5xde.learn.codecs.compressors import BLOCK_BYTES, Compressor, refuse
+from w5xde.learn.codecs.numbers import Run
+
+Bytes = NDArray[np.uint8]
+
+_LENGTH = np.dtype("<u4")
+_STORED = 1 << 31
+# More threads than this wait for memory rather than for cores.
+_THREADS_MAX = 8
+
+# By process: threads do not survive a fork, and nodes are forked.
+_pools: dict[int, ThreadPoolExecutor] = {}
+
+
+def _pool() -> ThreadPoolExecutor:
+    pool = _pools.get(os.getpid())
+    if pool is None:
+        affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
+        cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+        pool = ThreadPoolExecutor(min(cores, _THREADS_MAX), thread_name_prefix="w5xde-codec")
+        _pools.clear()
+        _pools[os.getpid()] = pool
+    return pool
+
+
+def _on_all_cores(work: Callable[[int], None], count: int) -> None:
+    """Call `work` with every number below `count`; the first error is raised when all of them are done."""
+    if count <= 1:
+        for number in range(count):
+            work(number)
+        return
+    futures = [_pool().submit(work, number) for number in range(count)]
+    # All, also after an error: they write into memory that is the caller's again when we return.
+    wait(futures)
+    for future in futures:
+        future.result()
+
+
+def blocks_of(whole_bytes: int) -> int:
+    return -(-whole_bytes // BLOCK_BYTES)
+
+
+def bytes_max(whole_bytes: int) -> int:
+    """The most that `whole_bytes` can become."""
+    return whole_bytes + blocks_of(whole_bytes) * _LENGTH.itemsize
+
+
+def cover(runs: Sequence[Run], begin: int, end: int) -> list[Run]:
+    """The runs between two bytes, counted from the first, and what lies between the runs as single bytes."""
+    found, at = [], begin
+    for run in runs:
+        first, last = max(run.start, begin), min(run.end, end)
+        if first < last:
+            if at < first:
+                found.append(Run(at - begin, first - at, 1))
+            found.append(Run(first - begin, (last - first) // run.size, run.size))
+            at = last
+    if at < end:
+        found.append(Run(at - begin, end - at, 1))
+    return found
+
+
+def shuffle(plain: Bytes, runs: Sequence[Run]) -> Bytes:
+    """Byte 0 of all values of a run laid together, then byte 1 of all, and so on.
+
+    Signs and exponents of neighbours are alike, mantissas are noise: apart, the former compress.
+    """
+    shuffled = np.empty_like(plain)
+    for run in runs:
+        values = plain[run.start : run.end].reshape(run.count, run.size)
+        planes = shuffled[run.start : run.end].reshape(run.size, run.count)
+        for place in range(run.size):
+            planes[place] = values[:, place]
+    return shuffled
+
+
+def unshuffle(shuffled: Bytes, plain: Bytes, runs: Sequence[Run]) -> None:
+    for run in runs:
+        values = plain[run.start : run.end].reshape(run.count, run.size)
+        planes = shuffled[run.start : run.end].reshape(run.size, run.count)
+        for place in range(run.size):
+            values[:, place] = planes[place]
+
+
+def compress(whole: Bytes, compressor: Compressor, runs: Sequence[Run] | None) -> list[memoryview]:
+    """The table and the blocks; shuffled if `runs` are given."""
+    count = blocks_of(len(whole))
+    table = np.zeros(count, _LENGTH)
+    pieces = [table.data.cast("B") if count else memoryview(b"")] * (count + 1)
+
+    def block(number: int) -> None:
+        begin = number * BLOCK_BYTES
+        plain = whole[begin : begin + BLOCK_BYTES]
+        if runs is not None:
+            plain = shuffle(plain, cover(runs, begin, begin + len(plain)))
+        compressed = compressor.compress(plain.data)
+        is_stored = len(compressed) >= len(plain)
+        table[number] = len(plain) | _STORED if is_stored else len(compressed)
+        pieces[number + 1] = plain.data if is_stored else memoryview(compressed)
+
+    _on_all_cores(block, count)
+    return pieces
+
+
+def decompress(body: memoryview, whole: Bytes, compressor: Compressor, runs: Sequence[Run] | None) -> None:
+    """Write what was compressed into `whole`; refuses whatever is not exactly that."""
+    count = blocks_of(len(whole))
+    table_bytes = count * _LENGTH.itemsize
+    if len(body) < table_bytes:
+        raise refuse(f"{len(body)} compressed bytes, too few for a table of {count} blocks")
+    table = np.frombuffer(body, _LENGTH, count).tolist() if count else []
+    ends = list(accumulate((length & ~_STORED for length in table), initial=table_bytes))
+    if ends[-1] != len(body):
+        raise refuse(f"{len(body)} compressed bytes where the table says {ends[-1]}")
+
+    def block(number: int) -> None:
+        begin = number * BLOCK_BYTES
+        plain = whole[begin : begin + BLOCK_BYTES]
+        found: memoryview | bytes = body[ends[number] : ends[number + 1]]
+        if not table[number] & _STORED:
+            found = _decompressed(compressor, body[ends[number] : ends[number + 1]], len(plain))
+        if len(found) != len(plain):
+            raise refuse(f"a block of {len(found)} bytes where {len(plain)} were expected")
+        shuffled = np.frombuffer(found, np.uint8)
+        if runs is None:
+            plain[:] = shuffled
+        else:
+            unshuffle(shuffled, plain, cover(runs, begin, begin + len(plain)))
+
+    _on_all_cores(block, count)
+
+
+def _decompressed(compressor: Compressor, block: memoryview, raw_bytes: int) -> bytes:
+    # What does not shrink is stored, so anything else here is no work of ours.
+    if not 0 < len(block) < raw_bytes:
+        raise refuse(f"a compressed block of {len(block)} bytes for {raw_bytes}")
+    try:
+        return compressor.decompress(block, raw_bytes)
+    except RemoteProtocolError:
+        raise
+    except Exception as error:
+        # Each library has its own ways to say so; only the peer's bytes can have caused it.
+        raise refuse(f"a block that cannot be decompressed: {error}") from None

@@ -1,0 +1,179 @@
+"""Fewer bits for each number: what packs a vector's floats into a narrower type, and unpacks them.
+
+A packed vector holds what each group became, one after the other, each part at the start of a cache line.
+Only float32 and float64 are narrowed: every other dtype travels exactly. Sizes follow from the groups alone,
+so both sides know them before a byte is sent. What is not finite stays so: whoever unpacks must notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from w5xde.learn.layout import ALIGNMENT_BYTES, Group
+
+_NARROWED = (torch.float32, torch.float64)
+# Values handled in one go: what several passes touch then still lies in the cache (256 KiB of float32).
+_CHUNK_VALUES = 1 << 16
+# One scale for so many values: 1.6 % more bytes, and an outlier costs the precision of few others.
+SCALED_VALUES = 256
+_INT8_MAX = 127
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`count` values of `size` bytes each, from byte `start` on."""
+
+    start: int
+    count: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count * self.size
+
+
+class Numbers(Protocol):
+    """A stage that turns the groups of a vector into other bytes, of a length known beforehand."""
+
+    def runs(self, groups: Sequence[Group]) -> list[Run]:
+        """Where values of which size lie in a packed vector, which ends with the last of them."""
+        ...
+
+    def pack(self, raw: Tensor, groups: Sequence[Group]) -> Tensor: ...
+
+    def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[Group]) -> None: ...
+
+
+def values_of(raw: Tensor, group: Group) -> Tensor:
+    return bytes_of(raw, group).view(group.dtype)
+
+
+def bytes_of(raw: Tensor, group: Group) -> Tensor:
+    return raw[group.start : group.start + group.count * group.dtype.itemsize]
+
+
+def _laid_out(sizes: Sequence[tuple[int, int]]) -> list[Run]:
+    """Runs of (count, size), each at the start of a cache line."""
+    found, at = [], 0
+    for count, size in sizes:
+        found.append(Run(at, count, size))
+        at = -(-found[-1].end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return found
+
+
+def _new_packed(runs: Sequence[Run]) -> Tensor:
+    packed = torch.empty(runs[-1].end if runs else 0, dtype=torch.uint8)
+    for run, following in pairwise(runs):
+        packed[run.end : following.start] = 0  # what lay in memory before is nobody's business
+    return packed
+
+
+class Narrow:
+    """Floats in 16 bits: half of float32's bytes, rounded to the nearest."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._largest = torch.finfo(dtype).max
+
+    def runs(self, groups: Sequence[Group]) -> list[Run]:
+        return _laid_out(
+            [(group.count, 2 if group.dtype in _NARROWED else group.dtype.itemsize) for group in groups]
+        )
+
+    def pack(self, raw: Tensor, groups: Sequence[Group]) -> Tensor:
+        runs = self.runs(groups)
+        packed = _new_packed(runs)
+        for group, run in zip(groups, runs, strict=True):
+            part = packed[run.start : run.end]
+            if group.dtype not in _NARROWED:
+                part.copy_(bytes_of(raw, group))
+                continue
+            values, narrow = values_of(raw, group), part.view(self._dtype)
+            for begin in range(0, group.count, _CHUNK_VALUES):
+                chunk = values[begin : begin + _CHUNK_VALUES]
+                narrow[begin : begin + _CHUNK_VALUES].copy_(self._within_range(chunk))
+        return packed
+
+    def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[Group]) -> None:
+        for group, run in zip(groups, self.runs(groups), strict=True):
+            part = packed[run.start : run.end]
+            if group.dtype in _NARROWED:
+                values_of(raw, group).copy_(part.view(self._dtype))
+            else:
+                bytes_of(raw, group).copy_(part)
+
+    def _within_range(self, values: Tensor) -> Tensor:
+        """A large gradient becomes the largest there is, not infinite; NaN and Inf stay what they are."""
+        least, most = torch.aminmax(values)
+        if least >= -self._largest and most <= self._largest:
+            return values
+        return torch.where(values.isfinite(), values.clamp(-self._largest, self._largest), values)
+
+
+class Int8:
+    """Floats in 8 bits and a float32 scale for every 256: a quarter of float32's bytes, and coarse.
+
+    Packed, a group is its scales and then its values. A block that holds NaN or Inf has such a scale too.
+    """
+
+    def runs(self, groups: Sequence[Group]) -> list[Run]:
+        sizes = []
+        for group in groups:
+            if group.dtype in _NARROWED:
+                sizes += [(-(-group.count // SCALED_VALUES), 4), (group.count, 1)]
+            else:
+                sizes.append((group.count, group.dtype.itemsize))
+        return _laid_out(sizes)
+
+    def pack(self, raw: Tensor, groups: Sequence[Group]) -> Tensor:
+        runs = self.runs(groups)
+        packed = _new_packed(runs)
+        parts = iter([packed[run.start : run.end] for run in runs])
+        for group in groups:
+            if group.dtype not in _NARROWED:
+                next(parts).copy_(bytes_of(raw, group))
+                continue
+            scales, small = next(parts).view(torch.float32), next(parts).view(torch.int8)
+            for values, scale, narrow in _blocks(values_of(raw, group), scales, small):
+                _quantize(values, scale, narrow)
+        return packed
+
+    def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[Group]) -> None:
+        parts = iter([packed[run.start : run.end] for run in self.runs(groups)])
+        for group in groups:
+            if group.dtype not in _NARROWED:
+                bytes_of(raw, group).copy_(next(parts))
+                continue
+            scales, small = next(parts).view(torch.float32), next(parts).view(torch.int8)
+            for values, scale, narrow in _blocks(values_of(raw, group), scales, small):
+                torch.mul(narrow, scale[:, None].to(group.dtype), out=values)
+
+
+def _blocks(values: Tensor, scales: Tensor, small: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Values, their scales and what they become: blocks as rows, as many at a time as fit the cache."""
+    whole = len(values) - len(values) % SCALED_VALUES
+    for begin in range(0, whole, _CHUNK_VALUES):
+        end = min(whole, begin + _CHUNK_VALUES)
+        yield (
+            values[begin:end].view(-1, SCALED_VALUES),
+            scales[begin // SCALED_VALUES : end // SCALED_VALUES],
+            small[begin:end].view(-1, SCALED_VALUES),
+        )
+    if whole < len(values):
+        yield values[whole:].view(1, -1), scales[-1:], small[whole:].view(1, -1)
+
+
+def _quantize(values: Tensor, scale: Tensor, small: Tensor) -> None:
+    largest = values.abs().amax(1)
+    # Clamped, because a float64 may be finite and yet beyond what a float32 can say.
+    finite = (largest / _INT8_MAX).clamp(max=torch.finfo(torch.float32).max)
+    scale.copy_(torch.where(largest.isfinite(), finite, largest))
+    divisor = scale.to(values.dtype).masked_fill_(scale == 0, 1)
+    # Clamped, because a scale so small that it has lost bits may make more than 127 of a value.
+    small.copy_((values / divisor[:, None]).round_().clamp_(-_INT8_MAX, _INT8_MAX).nan_to_num_(0))

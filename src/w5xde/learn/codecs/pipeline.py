@@ -1,0 +1,146 @@
+"""Pipelines: what a spec like `bf16 | shuffle | zstd:1` does to a flat vector, and undoes.
+
+Both sides know the layout, so they know how long everything is before it is sent. Whoever decodes writes into
+memory that is there already, and refuses with W5-122 what does not fit it exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from w5xde.compression import LOSSY, Kind, Stage, add_name, parse_spec, spell
+from w5xde.learn.codecs import blocks
+from w5xde.learn.codecs.compressors import Compressor, Lz4, Lz4Frame, Zlib, Zstd, refuse
+from w5xde.learn.codecs.numbers import Int8, Narrow, Numbers, Run
+from w5xde.learn.layout import Group
+
+_NUMBERS: dict[str, Numbers] = {
+    "fp16": Narrow(torch.float16),
+    "bf16": Narrow(torch.bfloat16),
+    "int8": Int8(),
+}
+_COMPRESSORS: dict[str, Callable[[int], Compressor]] = {
+    "zlib": Zlib,
+    "lz4": Lz4,
+    "lz4frame": lambda _: Lz4Frame(),
+    "zstd": Zstd,
+}
+
+
+class Pipeline:
+    """The stages of one spec, ready to work on any vector. Holds nothing of the vectors it has seen."""
+
+    __slots__ = ("_compressor", "_is_shuffled", "_numbers", "is_coarse", "is_lossless", "spec")
+
+    def __init__(self, stages: tuple[Stage, ...]) -> None:
+        by_kind = {stage.kind: stage for stage in stages}
+        numbers, compressor = by_kind.get(Kind.NUMBERS), by_kind.get(Kind.COMPRESSOR)
+        self._numbers = _NUMBERS[numbers.name] if numbers else None
+        self._is_shuffled = Kind.ORDER in by_kind
+        self._compressor = _COMPRESSORS[compressor.name](compressor.number or 0) if compressor else None
+        self.spec = spell(stages)
+        self.is_lossless = not (numbers and numbers.name in LOSSY)
+        # So coarse that what rounding takes must be sent later: see ErrorFeedback.
+        self.is_coarse = numbers is not None and numbers.name == "int8"
+
+    def encode(self, raw: Tensor, groups: Sequence[Group]) -> list[memoryview]:
+        """What travels, in pieces. They may be views of `raw`: it must not change until they are sent."""
+        return self.compress(self.pack(raw, groups), groups)
+
+    def decode(self, body: memoryview | bytearray, raw: Tensor, groups: Sequence[Group]) -> None:
+        """Write what `body` says into `raw`; bytes of `raw` that belong to no group may stay as they are."""
+        view = memoryview(body)
+        if self._numbers is None:
+            self._decompress(view, raw.numpy(), groups)
+            return
+        packed_bytes = self._packed_bytes(raw.numel(), groups)
+        if self._compressor is None and not self._is_shuffled:
+            _require_length(view, packed_bytes)
+            packed = _tensor(view)
+        else:
+            packed = torch.empty(packed_bytes, dtype=torch.uint8)
+            self._decompress(view, packed.numpy(), groups)
+        self._numbers.unpack(packed, raw, groups)
+
+    def encoded_bytes_max(self, raw_bytes: int, groups: Sequence[Group]) -> int:
+        """No body of this spec is longer; without a compressor every one is exactly this long."""
+        packed_bytes = self._packed_bytes(raw_bytes, groups)
+        return packed_bytes if self._compressor is None else blocks.bytes_max(packed_bytes)
+
+    def pack(self, raw: Tensor, groups: Sequence[Group]) -> Tensor:
+        """The first half of encoding, in which numbers may be rounded; `raw` itself if they are not."""
+        return raw if self._numbers is None else self._numbers.pack(raw, groups)
+
+    def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[Group]) -> None:
+        """What the other side will read from something packed."""
+        if self._numbers is None:
+            raw.copy_(packed)
+        else:
+            self._numbers.unpack(packed, raw, groups)
+
+    def compress(self, packed: Tensor, groups: Sequence[Group]) -> list[memoryview]:
+        """The second half of encoding, in which nothing is lost."""
+        whole = packed.numpy()
+        runs = self._runs(groups) if self._is_shuffled else None
+        if self._compressor is not None:
+            return blocks.compress(whole, self._compressor, runs)
+        if runs is not None:
+            whole = blocks.shuffle(whole, blocks.cover(runs, 0, len(whole)))
+        return [whole.data]
+
+    def _decompress(self, body: memoryview, whole: blocks.Bytes, groups: Sequence[Group]) -> None:
+        runs = self._runs(groups) if self._is_shuffled else None
+        if self._compressor is not None:
+            blocks.decompress(body, whole, self._compressor, runs)
+            return
+        _require_length(body, len(whole))
+        if not len(body):
+            return
+        if runs is None:
+            whole[:] = np.frombuffer(body, np.uint8)
+        else:
+            blocks.unshuffle(np.frombuffer(body, np.uint8), whole, blocks.cover(runs, 0, len(whole)))
+
+    def _runs(self, groups: Sequence[Group]) -> list[Run]:
+        if self._numbers is not None:
+            return self._numbers.runs(groups)
+        return [Run(group.start, group.count, group.dtype.itemsize) for group in groups]
+
+    def _packed_bytes(self, raw_bytes: int, groups: Sequence[Group]) -> int:
+        if self._numbers is None:
+            return raw_bytes
+        runs = self._numbers.runs(groups)
+        return runs[-1].end if runs else 0
+
+
+@lru_cache(maxsize=64)
+def parse(spec: str) -> Pipeline:
+    """The pipeline of a spec; a ValueError says what is wrong with it."""
+    return Pipeline(parse_spec(spec))
+
+
+def register(name: str, stage: Numbers | Compressor) -> None:
+    """Let specs name a stage of your own, for comparison; w5xde itself registers none."""
+    if isinstance(stage, Compressor):
+        add_name(name, Kind.COMPRESSOR)
+        _COMPRESSORS[name] = lambda _: stage
+    else:
+        add_name(name, Kind.NUMBERS)
+        _NUMBERS[name] = stage
+
+
+def _require_length(body: memoryview, expected_bytes: int) -> None:
+    if len(body) != expected_bytes:
+        raise refuse(f"a body of {len(body)} bytes where {expected_bytes} were expected")
+
+
+def _tensor(body: memoryview) -> Tensor:
+    if not len(body):
+        return torch.empty(0, dtype=torch.uint8)
+    # torch warns of memory that it may not write to, although nobody will.
+    return torch.frombuffer(bytearray(body) if body.readonly else body, dtype=torch.uint8)

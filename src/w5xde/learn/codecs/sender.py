@@ -1,0 +1,141 @@
+"""The sender: one direction to one peer. Encodes what goes there, as the setting says or as was measured.
+
+With `auto` the candidates are tried on a sample of the real payload, now and then; which of them is worth its
+time is for the choice to say, which the runtime hands in. Knows no links and no clock of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from w5xde.compression import AUTO, AUTO_LOSSY, NONE, UP_ONLY, parse_spec, refuse_down
+from w5xde.learn.codecs.feedback import ErrorFeedback
+from w5xde.learn.codecs.pipeline import Pipeline, parse
+from w5xde.learn.layout import ALIGNMENT_BYTES, Group
+
+# A payload that fits a few packets gains nothing: it goes as it is, and nobody even thinks about it.
+SMALL_BYTES = 4096
+# What candidates are tried on: stripes from all over the payload, because an embedding's gradient is mostly
+# zeros and its neighbours' are not.
+_STRIPES = 8
+_STRIPE_BYTES = 64 * 1024
+# Tried twice, and the better counts: once is often the time of a first use, or of another process.
+_TRIALS = 2
+
+LOSSLESS = (NONE, "lz4", "zstd:1", "shuffle | lz4", "shuffle | zstd:1")
+LOSSY = ("bf16", "bf16 | shuffle | zstd:1", "int8", "int8 | zstd:1")
+
+
+class Choice(Protocol):
+    """Who decides by cost; `control.choice.CodecChoice` does."""
+
+    def is_due(self, now: float) -> bool: ...
+
+    def measuring_begun(self, now: float) -> None: ...
+
+    def measured(
+        self, spec: str, raw_bytes: int, encoded_bytes: int, encode_seconds: float, decode_seconds: float
+    ) -> None: ...
+
+    def pick(self, raw_bytes: int) -> str: ...
+
+
+class Encoded(NamedTuple):
+    """What travels, what it is, and what making it took."""
+
+    spec: str
+    pieces: list[memoryview]
+    encoded_bytes: int
+    seconds: float
+
+
+class CodecSender:
+    """Encodes the vectors of one layout for one direction (`up`: gradients, `down`: parameters)."""
+
+    def __init__(
+        self,
+        setting: str,
+        direction: Literal["up", "down"],
+        groups: Sequence[Group],
+        choice: Choice,
+        clock: Callable[[], float],
+    ) -> None:
+        self._groups = groups
+        self._choice = choice
+        self._clock = clock
+        self._is_auto = setting in (AUTO, AUTO_LOSSY)
+        self._fixed: Pipeline | None = None
+        if not self._is_auto:
+            if direction == "down":
+                refuse_down(parse_spec(setting))
+            self._fixed = parse(setting)
+        specs = LOSSLESS + (LOSSY if setting == AUTO_LOSSY else ())
+        self._candidates = [parse(spec) for spec in specs if direction == "up" or UP_ONLY not in spec]
+        self._feedback = ErrorFeedback(groups)
+
+    def encode(self, raw: Tensor, now: float) -> Encoded:
+        """The vector as it will travel. Owed rounding is added to `raw`, and pieces may be views of it."""
+        raw_bytes = raw.numel()
+        if self._is_auto and raw_bytes < SMALL_BYTES:
+            return Encoded(NONE, [raw.numpy().data], raw_bytes, 0.0)
+        pipeline = self._fixed
+        begun = self._clock()
+        if pipeline is None:
+            if self._choice.is_due(now):
+                self._measure(raw, now)
+                begun = self._clock()
+            pipeline = parse(self._choice.pick(raw_bytes))
+        pieces = self._feedback.encode(pipeline, raw)
+        encoded_bytes = sum(map(len, pieces))
+        return Encoded(pipeline.spec, pieces, encoded_bytes, self._clock() - begun)
+
+    def _measure(self, raw: Tensor, now: float) -> None:
+        self._choice.measuring_begun(now)
+        # A small sample too: from the difference follows what a call costs, whatever the bytes.
+        samples = [
+            sample(raw, self._groups, 1, SMALL_BYTES),
+            sample(raw, self._groups, _STRIPES, _STRIPE_BYTES),
+        ]
+        for pipeline in self._candidates:
+            for part, groups in samples:
+                self._try(pipeline, part, groups)
+
+    def _try(self, pipeline: Pipeline, raw: Tensor, groups: Sequence[Group]) -> None:
+        target = torch.empty_like(raw)
+        encode_seconds = decode_seconds = float("inf")
+        body = bytearray()
+        for _ in range(_TRIALS):
+            begun = self._clock()
+            pieces = pipeline.encode(raw, groups)
+            encoded = self._clock()
+            body = bytearray().join(pieces)
+            joined = self._clock()
+            pipeline.decode(body, target, groups)
+            decode_seconds = min(decode_seconds, self._clock() - joined)
+            encode_seconds = min(encode_seconds, encoded - begun)
+        self._choice.measured(pipeline.spec, raw.numel(), len(body), encode_seconds, decode_seconds)
+
+
+def sample(
+    raw: Tensor, groups: Sequence[Group], stripes: int, stripe_bytes: int
+) -> tuple[Tensor, list[Group]]:
+    """So many stripes from all over a vector, as a smaller vector; all of it, if it is not longer."""
+    if raw.numel() <= stripes * stripe_bytes:
+        return raw, list(groups)
+    last = (raw.numel() - stripe_bytes) // ALIGNMENT_BYTES
+    begins = [(last * (2 * number + 1) // (2 * stripes)) * ALIGNMENT_BYTES for number in range(stripes)]
+    found = []
+    for number, begin in enumerate(begins):
+        for group in groups:
+            size = group.dtype.itemsize
+            first = max(group.start, begin)
+            end = min(group.start + group.count * size, begin + stripe_bytes)
+            if first < end:
+                start = number * stripe_bytes + first - begin
+                found.append(replace(group, start=start, count=(end - first) // size, entries=()))
+    return torch.cat([raw[begin : begin + stripe_bytes] for begin in begins]), found
