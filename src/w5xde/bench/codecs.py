@@ -1,0 +1,180 @@
+"""What each codec makes of real gradients: how small, and how fast. Measures; shows nothing.
+
+The gradients are those of the digits and the text example after some real steps, and of a larger text model:
+random numbers would compress worse, and those of a model that has not begun to learn better.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from w5xde.learn.layout import Group
+
+SPECS = (
+    "none",
+    "zlib:1",
+    "zlib:6",
+    "lz4",
+    "lz4:8",
+    "lz4frame",
+    "zstd:1",
+    "zstd:3",
+    "shuffle | zlib:1",
+    "shuffle | lz4",
+    "shuffle | zstd:1",
+    "bf16",
+    "fp16",
+    "int8",
+    "bf16 | shuffle | zstd:1",
+    "int8 | zstd:1",
+)
+STEPS = 20
+_CONTEXT = 64
+_SYMBOLS = 128
+
+
+class Payload(NamedTuple):
+    """A gradient as a node would send it."""
+
+    name: str
+    raw: Tensor
+    groups: list[Group]
+
+
+def measure(seconds: float) -> dict[str, Any]:
+    """Every codec on every payload, in about so many seconds and those that the training takes.
+
+    Each row has `payload`, `raw_bytes`, `spec`, `ratio`, `encode_bytes_per_second` and
+    `decode_bytes_per_second`, counted in raw bytes, the best of as many runs as there is time for. The row of
+    `none` is a copy of memory each way, for comparison: w5xde itself sends such a vector without copying it.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as nodes do
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            payloads = list(_payloads())
+        share = seconds / (2 * len(payloads) * len(SPECS))
+        rows = [_row(payload, spec, share) for payload in payloads for spec in SPECS]
+    finally:
+        torch.set_num_threads(threads)
+    largest = max((row for row in rows if row["spec"] == "none"), key=lambda row: int(row["raw_bytes"]))
+    return {"rows": rows, "memcpy_bytes_per_second": largest["encode_bytes_per_second"]}
+
+
+def _row(payload: Payload, spec: str, seconds: float) -> dict[str, Any]:
+    import torch
+
+    from w5xde.learn.codecs.pipeline import parse
+
+    name, raw, groups = payload
+    pipeline = parse(spec)
+    target = torch.zeros_like(raw)
+    body = bytearray().join(pipeline.encode(raw, groups))
+    if spec == "none":
+        encode_seconds = _best(lambda: target.copy_(raw), seconds)
+    else:
+        encode_seconds = _best(lambda: pipeline.encode(raw, groups), seconds)
+    return {
+        "payload": name,
+        "raw_bytes": raw.numel(),
+        "spec": pipeline.spec,
+        "ratio": len(body) / raw.numel(),
+        "encode_bytes_per_second": raw.numel() / encode_seconds,
+        "decode_bytes_per_second": raw.numel()
+        / _best(lambda: pipeline.decode(body, target, groups), seconds),
+    }
+
+
+def _best(work: Callable[[], object], seconds: float) -> float:
+    """The seconds of the fastest of as many runs as fit; one at least."""
+    best = float("inf")
+    until = time.perf_counter() + seconds
+    while True:
+        begun = time.perf_counter()
+        work()
+        done = time.perf_counter()
+        best = min(best, done - begun)
+        if done >= until:
+            return best
+
+
+def _payloads() -> Iterator[Payload]:
+    import torch
+    from torch import nn
+    from torch.nn.functional import cross_entropy
+
+    from w5xde.datasets import digits, python_docs
+
+    images, labels = digits().tensors
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 10))
+
+    def digits_loss(model: nn.Module) -> Tensor:
+        chosen = torch.randint(len(images), (32,))
+        return cross_entropy(model(images[chosen]), labels[chosen])
+
+    yield _trained("digits", model, digits_loss)
+
+    text = torch.tensor([min(ord(symbol), _SYMBOLS - 1) for symbol in python_docs()])
+
+    def text_loss(model: nn.Module) -> Tensor:
+        begins = torch.randint(len(text) - _CONTEXT, (16, 1))
+        windows = text[begins + torch.arange(_CONTEXT + 1)]
+        return cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+
+    yield _trained("text", _writer(96), text_loss)
+    yield _trained("text, large", _writer(200), text_loss)
+
+
+def _writer(width: int) -> nn.Module:
+    """A transformer of two layers that guesses the next symbol, as in the text example."""
+    import torch
+    from torch import nn
+
+    class Writer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.symbols = nn.Embedding(_SYMBOLS, width)
+            self.places = nn.Embedding(_CONTEXT, width)
+            layer = nn.TransformerEncoderLayer(
+                width, 4, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            )
+            self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            self.guess = nn.Linear(width, _SYMBOLS, bias=False)
+            self.register_buffer("future", torch.ones(_CONTEXT, _CONTEXT).triu(1).bool(), persistent=False)
+            nn.init.normal_(self.symbols.weight, std=0.02)
+            nn.init.normal_(self.places.weight, std=0.02)
+
+        def forward(self, symbols: Tensor) -> Tensor:
+            seen = self.layers(self.symbols(symbols) + self.places.weight, mask=self.future)
+            guesses: Tensor = self.guess(seen)
+            return guesses
+
+    return Writer()
+
+
+def _trained(name: str, model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Payload:
+    """The last gradient of some steps, laid out as it would be sent."""
+    import torch
+
+    from w5xde.learn.layout import Blueprint, describe
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss(model).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    blueprint = Blueprint(describe(model, set()))
+    vector = blueprint.new_vector()
+    vector.raw.zero_()
+    [part] = vector.parts
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    part.copy_(torch.cat([gradient.flatten() for gradient in gradients]))
+    return Payload(name, vector.raw, blueprint.moving_groups)
