@@ -16,7 +16,7 @@ from torch import Tensor
 from w5xde.compression import LOSSY, Kind, Stage, add_name, parse_spec, spell
 from w5xde.learn.codecs import blocks
 from w5xde.learn.codecs.compressors import Compressor, Lz4, Lz4Frame, Zlib, Zstd, refuse
-from w5xde.learn.codecs.numbers import Int8, Narrow, Numbers, Run
+from w5xde.learn.codecs.numbers import Int8, Narrow, Numbers, Run, new_bytes
 from w5xde.learn.layout import Group
 
 _NUMBERS: dict[str, Numbers] = {
@@ -53,7 +53,10 @@ class Pipeline:
         return self.compress(self.pack(raw, groups), groups)
 
     def decode(self, body: memoryview | bytearray, raw: Tensor, groups: Sequence[Group]) -> None:
-        """Write what `body` says into `raw`; bytes of `raw` that belong to no group may stay as they are."""
+        """Write what `body` says into `raw`; bytes of `raw` that belong to no group may stay as they are.
+
+        When a body is refused, `raw` may hold anything.
+        """
         view = memoryview(body)
         if self._numbers is None:
             self._decompress(view, raw.numpy(), groups)
@@ -63,7 +66,7 @@ class Pipeline:
             _require_length(view, packed_bytes)
             packed = _tensor(view)
         else:
-            packed = torch.empty(packed_bytes, dtype=torch.uint8)
+            packed = new_bytes(packed_bytes)
             self._decompress(view, packed.numpy(), groups)
         self._numbers.unpack(packed, raw, groups)
 
