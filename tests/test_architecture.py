@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(BASE, BASE),
 }
 # Edges that start only when training does may load torch at once; the others load it inside functions.
-LOAD_TORCH = {"learn", "runtime", "demo"}
+LOAD_TORCH = {"learn", "runtime", "demo", "bench"}
 IMPURE = {
     "torch", "numpy", "safetensors", "asyncio", "socket", "selectors", "threading", "multiprocessing",
     "concurrent", "subprocess", "signal", "time", "datetime",
@@ -291,10 +291,11 @@ def test_importing_it_loads_neither_torch_nor_numpy(imported):
     assert done.stdout.strip() == "[]"
 
 
-def test_help_loads_no_torch():
+@pytest.mark.parametrize("words", [["train"], ["bench"], ["bench", "seed"], ["bench", "peers"]])
+def test_help_loads_no_torch(words):
     code = (
         "import sys, contextlib\nfrom w5xde.cli import main\n"
-        "with contextlib.suppress(SystemExit):\n    main(['train', '--help'])\n"
+        f"with contextlib.suppress(SystemExit):\n    main({[*words, '--help']})\n"
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -1,0 +1,196 @@
+"""Our own contestant: a run of `w5xde` in a process tree of its own, watched from inside.
+
+What counts is what the coordinator has applied. The rate is measured over a window that begins a while after
+the first step and ends before the run does; the rate of the whole run is told beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from w5xde.api import Watcher, run_coordinator
+from w5xde.bench.crew import Line, run_apart
+from w5xde.bench.jobs import loss_of
+from w5xde.bench.meter import cpu_seconds, lent_bytes, own_bytes, pss_bytes, tree
+from w5xde.config import Settings
+from w5xde.learn.job import Job
+from w5xde.runtime.auditing import audit_run
+from w5xde.runtime.coordinator import Coordinator
+
+SAMPLE_SECONDS = 0.1
+WARM_UP_SECONDS = 2.0
+# Of a short run no more than this part is left out of the window.
+WARM_UP_PART = 0.25
+
+
+class Window(msgspec.Struct):
+    """What happened between two moments of a run."""
+
+    seconds: float = 0.0
+    batches: int = 0
+    steps: int = 0
+    cpu_seconds: float = 0.0
+    bytes_moved: int = 0
+
+    @property
+    def batches_per_second(self) -> float:
+        return self.batches / self.seconds if self.seconds else 0.0
+
+    @property
+    def cpu_us_per_batch(self) -> float | None:
+        return 1e6 * self.cpu_seconds / self.batches if self.batches else None
+
+
+class Run(msgspec.Struct):
+    """What a run of ours gave."""
+
+    summary: dict[str, Any]
+    folder: str
+    reason: str
+    window: Window
+    warm_up_seconds: float
+    memory_pss_bytes: int | None
+    # Of the coordinator alone: before the model was made, and the most while training.
+    own_bytes_before: int | None
+    own_bytes_most: int | None
+    loss_sampled: float | None
+    loss_all_samples: float | None
+
+    @property
+    def batches_per_node(self) -> dict[str, int]:
+        return {node["name"]: node["batches"] for node in self.summary["nodes"]}
+
+    @property
+    def fairness(self) -> float | None:
+        """Most batches of a node over least; nothing if a node did nothing."""
+        counts = self.batches_per_node.values()
+        return max(counts) / min(counts) if counts and min(counts) else None
+
+    @property
+    def loss_average(self) -> float | None:
+        return self.summary.get("loss_average", self.loss_sampled)
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """The ledger's own count of a run."""
+
+    is_clean: bool
+    batches: int
+    violations: list[str]
+
+
+def count_again(run: Run) -> Count:
+    """What the ledger says: every batch that was reported must be there, for each node."""
+    report = audit_run(Path(run.folder))
+    found = report.findings
+    wrong = list(found.violations)
+    if found.batches != run.summary["batches"]:
+        wrong.append(f"{run.summary['batches']} batches were reported, the ledger has {found.batches}")
+    for name, batches in run.batches_per_node.items():
+        recorded = found.nodes[name].batches if name in found.nodes else 0
+        if recorded != batches:
+            wrong.append(f"{batches} batches of {name} were reported, the ledger has {recorded}")
+    return Count(not wrong, found.batches, wrong)
+
+
+def run_product(job: Job, settings: Settings, *, name: str, measures_loss: bool = True) -> Run:
+    """Train with these settings (which must say for how many seconds), in processes of its own."""
+    seconds = settings.seconds or 0.0
+    said = run_apart(lambda line: _run(line, job, settings, name, measures_loss), "w5xde", seconds)
+    return msgspec.convert(said, Run)
+
+
+def _run(line: Line, job: Job, settings: Settings, name: str, measures_loss: bool) -> Run:
+    stopwatch = Stopwatch(settings.seconds or 0.0)
+    before: list[int | None] = []
+
+    def model() -> Any:
+        if not before:
+            before.append(own_bytes(os.getpid()))
+        return job.model()
+
+    result = run_coordinator(replace(job, model=model), settings, watcher=stopwatch, name=name)
+    return Run(
+        summary=result.summary,
+        folder=str(result.folder.absolute()),
+        reason=result.reason,
+        window=stopwatch.window(),
+        warm_up_seconds=stopwatch.warm_up_seconds,
+        memory_pss_bytes=stopwatch.memory_pss_bytes,
+        own_bytes_before=before[0],
+        own_bytes_most=stopwatch.own_bytes_most,
+        loss_sampled=stopwatch.loss,
+        loss_all_samples=loss_of(job, result.model, settings.batch_size) if measures_loss else None,
+    )
+
+
+class Stopwatch(Watcher):
+    """Looks at a run ten times a second, from the coordinator's own loop."""
+
+    def __init__(self, seconds: float) -> None:
+        self.warm_up_seconds = min(WARM_UP_SECONDS, WARM_UP_PART * seconds)
+        self._seconds = seconds
+        self.memory_pss_bytes: int | None = None
+        self.own_bytes_most: int | None = None
+        self._losses: list[float] = []
+        self._first_step_at: float | None = None
+        self._begin: Window | None = None
+        self._end: Window | None = None
+        self._tree: list[int] = []
+
+    def started(self, coordinator: Coordinator, settings: Settings, job_name: str) -> None:
+        self._coordinator = coordinator
+        self._loop = asyncio.get_running_loop()
+        self._look()
+
+    def _look(self) -> None:
+        if self._coordinator.is_over:
+            return
+        self._loop.call_later(SAMPLE_SECONDS, self._look)
+        status = self._coordinator.status()
+        if not status.step:
+            return
+        if self._first_step_at is None:
+            self._first_step_at = self._loop.time()
+        if status.loss is not None:
+            self._losses.append(status.loss)
+        if self._loop.time() - self._first_step_at < self.warm_up_seconds:
+            return
+        # Dear, so twice only: when everybody is there, and in the middle.
+        if not self._tree:
+            self._tree = tree(os.getpid())
+        if self.memory_pss_bytes is None and status.seconds >= self._seconds / 2:
+            self._weigh()
+        self._end = Window(
+            seconds=self._loop.time(),
+            batches=status.batches,
+            steps=status.step,
+            cpu_seconds=cpu_seconds(self._tree),
+            bytes_moved=status.bytes_sent + status.bytes_received,
+        )
+        self._begin = self._begin or self._end
+
+    def _weigh(self) -> None:
+        pss = pss_bytes(tree(os.getpid()))
+        # Our parent shares what it loaded with everybody here; a run of its own would have that to itself.
+        self.memory_pss_bytes = pss + lent_bytes(os.getppid()) if pss is not None else None
+
+    @property
+    def loss(self) -> float | None:
+        return sum(self._losses) / len(self._losses) if self._losses else None
+
+    def window(self) -> Window:
+        """From the end of the warm-up to the last look before the end."""
+        begin, end = self._begin, self._end
+        if begin is None or end is None:
+            return Window()
+        return Window(
+            **{key: getattr(end, key) - getattr(begin, key) for key in Window.__struct_fields__},
+        )
