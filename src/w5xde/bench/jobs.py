@@ -100,3 +100,62 @@ def loss_of(job: Job, model: nn.Module, batch_size: int) -> float:
 
 def parameter_count(job: Job) -> int:
     return sum(parameter.numel() for parameter in job.model().parameters())
+
+
+# --- a gradient that costs nothing, to see what moving it costs -----------------------------------------
+
+EXCHANGE_SAMPLES = 4096
+# Bytes of optimizer state for each parameter.
+OPTIMIZERS = {"sgd": 0, "momentum": 4, "adam": 8}
+
+
+class Flat(nn.Module):
+    """One large parameter, and a gradient for it that is made once."""
+
+    def __init__(self, parameters: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(parameters))
+        self._gradient: Tensor | None = None
+
+    def gradient(self) -> Tensor:
+        if self._gradient is None:
+            # Noise, which compresses no better than real gradients do.
+            self._gradient = torch.randn(
+                self.weight.numel(), generator=torch.Generator().manual_seed(SEED)
+            ).mul_(1e-3)
+        return self._gradient
+
+
+class _Ready(torch.autograd.Function):
+    """A loss whose gradient is there already: nothing is computed, not even copied."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, model: Flat) -> Tensor:
+        ctx.model = model
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[None, None]:
+        # Returned, it would be copied: autograd only takes over what nobody else holds.
+        ctx.model.weight.grad = ctx.model.gradient()
+        return None, None
+
+
+def exchange_job(parameters: int, optimizer: str = "sgd") -> Job:
+    """All exchange and no work."""
+    makers: dict[str, Any] = {
+        "sgd": lambda params: torch.optim.SGD(params, lr=1e-6),
+        "momentum": lambda params: torch.optim.SGD(params, lr=1e-6, momentum=0.9),
+        "adam": lambda params: torch.optim.Adam(params, lr=1e-6, fused=True),
+    }
+
+    def ready(model: nn.Module, batch: Any) -> Tensor:
+        loss: Tensor = _Ready.apply(model.get_parameter("weight"), model)  # type: ignore[no-untyped-call]
+        return loss
+
+    return Job(
+        model=lambda: Flat(parameters),
+        data=lambda: TensorDataset(torch.zeros(EXCHANGE_SAMPLES, 1)),
+        loss=ready,
+        optimizer=makers[optimizer],
+    )

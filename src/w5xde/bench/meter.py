@@ -48,18 +48,24 @@ def lent_bytes(pid: int) -> int:
     return max(0, memory.pss - memory.uss) if hasattr(memory, "pss") else 0
 
 
-def own_bytes(pid: int) -> int | None:
-    """Memory that is this process's alone, and its part of what is shared through shared memory."""
-    try:
-        with Path(f"/proc/{pid}/smaps_rollup").open(encoding="ascii") as rollup:
-            sizes = {
-                line.split(":")[0]: int(line.split()[1]) * 1024 for line in rollup if line.endswith("kB\n")
-            }
-    except OSError:
-        return None
-    private = sizes.get("Private_Clean", 0) + sizes.get("Private_Dirty", 0)
-    # What is shared by agreement (not by a fork that nobody has written to) counts by its part.
-    return private + max(0, sizes.get("Pss_Shmem", 0))
+def resident_bytes() -> int:
+    """Memory of this process that is in use now."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def forget_peak() -> None:
+    """Let the kernel count this process's peak from now on, where it can."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def peak_bytes() -> int | None:
+    """The most memory of this process that was ever in use, since the peak was forgotten."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 def _memory(pid: int) -> Any:

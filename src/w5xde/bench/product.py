@@ -15,15 +15,26 @@ from typing import Any
 import msgspec
 
 from w5xde.api import Watcher, run_coordinator
-from w5xde.bench.crew import Line, run_apart
+from w5xde.bench.crew import run_apart
 from w5xde.bench.jobs import loss_of
-from w5xde.bench.meter import cpu_seconds, lent_bytes, own_bytes, pss_bytes, tree
+from w5xde.bench.meter import (
+    cpu_seconds,
+    forget_peak,
+    lent_bytes,
+    peak_bytes,
+    pss_bytes,
+    resident_bytes,
+    tree,
+)
 from w5xde.config import Settings
 from w5xde.learn.job import Job
 from w5xde.runtime.auditing import audit_run
 from w5xde.runtime.coordinator import Coordinator
 
-SAMPLE_SECONDS = 0.1
+# Looking costs more the more nodes there are; with few, steps may be long and are to be timed closely.
+LOOK_SECONDS = 0.1
+LOOK_SECONDS_IF_FEW = 0.02
+FEW_NODES = 4
 WARM_UP_SECONDS = 2.0
 # Of a short run no more than this part is left out of the window.
 WARM_UP_PART = 0.25
@@ -39,12 +50,16 @@ class Window(msgspec.Struct):
     bytes_moved: int = 0
 
     @property
-    def batches_per_second(self) -> float:
-        return self.batches / self.seconds if self.seconds else 0.0
+    def batches_per_second(self) -> float | None:
+        return self.per_second(self.batches)
 
     @property
     def cpu_us_per_batch(self) -> float | None:
         return 1e6 * self.cpu_seconds / self.batches if self.batches else None
+
+    def per_second(self, count: float) -> float | None:
+        """Nothing, rather than a guess, if the window holds no step."""
+        return count / self.seconds if self.steps else None
 
 
 class Run(msgspec.Struct):
@@ -56,9 +71,8 @@ class Run(msgspec.Struct):
     window: Window
     warm_up_seconds: float
     memory_pss_bytes: int | None
-    # Of the coordinator alone: before the model was made, and the most while training.
-    own_bytes_before: int | None
-    own_bytes_most: int | None
+    # How much the coordinator alone grew since just before the model was made, at most while it trained.
+    coordinator_memory_bytes: int | None
     loss_sampled: float | None
     loss_all_samples: float | None
 
@@ -100,23 +114,34 @@ def count_again(run: Run) -> Count:
     return Count(not wrong, found.batches, wrong)
 
 
-def run_product(job: Job, settings: Settings, *, name: str, measures_loss: bool = True) -> Run:
-    """Train with these settings (which must say for how many seconds), in processes of its own."""
+def run_product(
+    job: Job,
+    settings: Settings,
+    *,
+    name: str,
+    window_seconds: float | None = None,
+    measures_loss: bool = True,
+) -> Run:
+    """Train with these settings (which must say for how many seconds), in processes of its own.
+
+    With `window_seconds` the run ends sooner: when a window of that length has been measured.
+    """
     seconds = settings.seconds or 0.0
-    said = run_apart(lambda line: _run(line, job, settings, name, measures_loss), "w5xde", seconds)
+    stopwatch = Stopwatch(window_seconds or seconds, settings.nodes, stops=window_seconds is not None)
+    said = run_apart(lambda line: _run(job, settings, name, stopwatch, measures_loss), "w5xde", seconds)
     return msgspec.convert(said, Run)
 
 
-def _run(line: Line, job: Job, settings: Settings, name: str, measures_loss: bool) -> Run:
-    stopwatch = Stopwatch(settings.seconds or 0.0)
-    before: list[int | None] = []
+def _run(job: Job, settings: Settings, name: str, stopwatch: Stopwatch, measures_loss: bool) -> Run:
+    before: list[int] = []
 
     def model() -> Any:
         if not before:
-            before.append(own_bytes(os.getpid()))
+            before.append(resident_bytes())
         return job.model()
 
     result = run_coordinator(replace(job, model=model), settings, watcher=stopwatch, name=name)
+    peak = stopwatch.peak_bytes
     return Run(
         summary=result.summary,
         folder=str(result.folder.absolute()),
@@ -124,23 +149,25 @@ def _run(line: Line, job: Job, settings: Settings, name: str, measures_loss: boo
         window=stopwatch.window(),
         warm_up_seconds=stopwatch.warm_up_seconds,
         memory_pss_bytes=stopwatch.memory_pss_bytes,
-        own_bytes_before=before[0],
-        own_bytes_most=stopwatch.own_bytes_most,
+        coordinator_memory_bytes=peak - before[0] if peak is not None else None,
         loss_sampled=stopwatch.loss,
         loss_all_samples=loss_of(job, result.model, settings.batch_size) if measures_loss else None,
     )
 
 
 class Stopwatch(Watcher):
-    """Looks at a run ten times a second, from the coordinator's own loop."""
+    """Looks at a run a few times a second, from the coordinator's own loop."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, nodes: int, *, stops: bool) -> None:
         self.warm_up_seconds = min(WARM_UP_SECONDS, WARM_UP_PART * seconds)
-        self._seconds = seconds
         self.memory_pss_bytes: int | None = None
-        self.own_bytes_most: int | None = None
+        self.peak_bytes: int | None = None
+        self._seconds = seconds
+        self._stops = stops
+        self._look_seconds = LOOK_SECONDS if nodes > FEW_NODES else LOOK_SECONDS_IF_FEW
         self._losses: list[float] = []
         self._first_step_at: float | None = None
+        self._steps_seen = 0
         self._begin: Window | None = None
         self._end: Window | None = None
         self._tree: list[int] = []
@@ -153,29 +180,37 @@ class Stopwatch(Watcher):
     def _look(self) -> None:
         if self._coordinator.is_over:
             return
-        self._loop.call_later(SAMPLE_SECONDS, self._look)
+        self._loop.call_later(self._look_seconds, self._look)
         status = self._coordinator.status()
-        if not status.step:
+        # The window begins and ends with a step, or long steps would be cut.
+        if status.step == self._steps_seen:
             return
+        self._steps_seen = status.step
+        now = self._loop.time()
         if self._first_step_at is None:
-            self._first_step_at = self._loop.time()
+            self._first_step_at = now
+            # What trying the first batch took is over; what training takes counts.
+            forget_peak()
+        self.peak_bytes = peak_bytes()
         if status.loss is not None:
             self._losses.append(status.loss)
-        if self._loop.time() - self._first_step_at < self.warm_up_seconds:
+        if now - self._first_step_at < self.warm_up_seconds:
             return
         # Dear, so twice only: when everybody is there, and in the middle.
         if not self._tree:
             self._tree = tree(os.getpid())
-        if self.memory_pss_bytes is None and status.seconds >= self._seconds / 2:
+        if self.memory_pss_bytes is None and now - self._first_step_at >= self._seconds / 2:
             self._weigh()
         self._end = Window(
-            seconds=self._loop.time(),
+            seconds=now,
             batches=status.batches,
             steps=status.step,
             cpu_seconds=cpu_seconds(self._tree),
             bytes_moved=status.bytes_sent + status.bytes_received,
         )
         self._begin = self._begin or self._end
+        if self._stops and now - self._begin.seconds >= self._seconds:
+            self._coordinator.stop("measured")
 
     def _weigh(self) -> None:
         pss = pss_bytes(tree(os.getpid()))

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from w5xde.bench import jobs
@@ -18,6 +17,8 @@ from w5xde.bench.crew import warm_up
 from w5xde.bench.limits import ComputeLimit, compute_limit
 from w5xde.bench.meter import machine
 from w5xde.bench.product import Count, Run, count_again, run_product
+from w5xde.bench.stats import quotient
+from w5xde.bench.wishes import settings_for
 from w5xde.config import Settings
 
 Say = Callable[[str], None]
@@ -58,7 +59,8 @@ def run_seed(options: SeedOptions, say: Say) -> dict[str, Any]:
         say(f"forward and backward alone, for {seconds:.1f} s")
         before = compute_limit(jobs.seed, jobs.BATCH_SIZE, seconds)
         say(f"{options.nodes} nodes, {options.mode}, for {options.seconds:g} s")
-        run = run_product(jobs.seed, seed_settings(options, runs), name="w5xde.bench.jobs:seed")
+        settings, _ = seed_settings(options, runs)
+        run = run_product(jobs.seed, settings, name="w5xde.bench.jobs:seed")
         say(f"forward and backward alone again, for {seconds:.1f} s")
         after = compute_limit(jobs.seed, jobs.BATCH_SIZE, seconds)
         say("counting the ledger again")
@@ -87,24 +89,20 @@ def runs_folder(kept: str | None) -> Iterator[str]:
         yield folder
 
 
-def seed_settings(options: SeedOptions, runs: str, **more: Any) -> Settings:
-    """Settings of the run; nothing of the user's environment or files counts here."""
-    given: dict[str, Any] = {
-        "mode": options.mode,
-        "batch_size": jobs.BATCH_SIZE,
-        "batches_per_step": options.step_batches,
-        "nodes": options.nodes,
-        "seconds": options.seconds,
-        "seed": jobs.SEED,
-        "threads": 1,
-        "device": "cpu",
-        "runs": str(Path(runs).absolute()),
-        "log": "silent",
+def seed_settings(
+    options: SeedOptions, runs: str, wishes: Mapping[str, Any] | None = None
+) -> tuple[Settings, list[str]]:
+    """Settings of the run, and which wishes could not be granted."""
+    more: dict[str, Any] = {} if options.staleness is None else {"staleness": options.staleness}
+    return settings_for(
+        runs,
+        wishes or {},
+        mode=options.mode,
+        batches_per_step=options.step_batches,
+        nodes=options.nodes,
+        seconds=options.seconds,
         **more,
-    }
-    if options.staleness is not None:
-        given["staleness"] = options.staleness
-    return Settings(**given)
+    )
 
 
 def figures(run: Run, limits: list[ComputeLimit], count: Count) -> dict[str, Any]:
@@ -125,7 +123,7 @@ def figures(run: Run, limits: list[ComputeLimit], count: Count) -> dict[str, Any
         "batches_per_second": window.batches_per_second,
         "batches_per_second_whole": summary["batches"] / summary["seconds"],
         "limit_batches_per_second": limit,
-        "limit_ratio": window.batches_per_second / limit,
+        "limit_ratio": quotient(window.batches_per_second, limit),
         "limits": [one.summary() for one in limits],
         "cpu_us_per_batch": cpu,
         "cpu_us_per_batch_limit": limit_cpu,
