@@ -73,6 +73,10 @@ class Line:
     def _silence(self, what: str) -> TrainingError:
         return TrainingError(f"{self._peer} {what}", code="W5-320")
 
+    def fileno(self) -> int:
+        """For those who wait for several things at a time."""
+        return self._sock.fileno()
+
     def close(self) -> None:
         self._sock.close()
 
