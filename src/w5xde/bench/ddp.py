@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from w5xde.bench.crew import Work, crew
+from w5xde.bench.crew import Line, Work, crew
 from w5xde.bench.jobs import SEED, loss_of, read_batches
 from w5xde.learn.build import build_model
 from w5xde.learn.device import use_threads
@@ -115,7 +115,17 @@ def _run(prepare: Prepare, processes: int, seconds: float) -> Exchanged:
 
 
 def _work(prepare: Prepare, meeting: Path, rank: int, processes: int, seconds: float) -> Work:
-    return lambda line: _rank(prepare, meeting, rank, processes, seconds)
+    def work(line: Line) -> None:
+        line.say(_rank(prepare, meeting, rank, processes, seconds))
+        # Nobody goes before all have answered: who goes would break the others' last exchange.
+        line.hear()
+
+    return work
+
+
+# What a process of ours has made of gloo. Never let go of: torch waits for gloo's thread while it holds the
+# interpreter's lock, and that thread may be waiting for the lock. The process is ended instead.
+_kept: list[Any] = []
 
 
 def _rank(prepare: Prepare, meeting: Path, rank: int, processes: int, seconds: float) -> dict[str, Any]:
@@ -129,18 +139,16 @@ def _rank(prepare: Prepare, meeting: Path, rank: int, processes: int, seconds: f
         world_size=processes,
         timeout=timedelta(seconds=GLOO_TIMEOUT_SECONDS),
     )
-    try:
-        step, loss = prepare(rank)
-        chunk = _chunk_steps(step)
-        done, cpu_before, began = 0, time.process_time(), time.monotonic()
-        while _agree(time.monotonic() - began < seconds):
-            for _ in range(chunk):
-                step()
-            done += chunk
-        spent, cpu = time.monotonic() - began, time.process_time() - cpu_before
-        return {"steps": done, "seconds": spent, "cpu_seconds": cpu, "loss": loss()}
-    finally:
-        dist.destroy_process_group()
+    step, loss = prepare(rank)
+    _kept.append(step)
+    chunk = _chunk_steps(step)
+    done, cpu_before, began = 0, time.process_time(), time.monotonic()
+    while _agree(time.monotonic() - began < seconds):
+        for _ in range(chunk):
+            step()
+        done += chunk
+    spent, cpu = time.monotonic() - began, time.process_time() - cpu_before
+    return {"steps": done, "seconds": spent, "cpu_seconds": cpu, "loss": loss()}
 
 
 def _chunk_steps(step: Callable[[], None]) -> int:

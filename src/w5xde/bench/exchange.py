@@ -18,6 +18,8 @@ from w5xde.bench.product import Run, count_again, run_product
 from w5xde.bench.seed import Say, limit_seconds, runs_folder
 from w5xde.bench.stats import quotient
 from w5xde.bench.wishes import known, settings_for
+from w5xde.config import Settings
+from w5xde.errors import UsageError
 
 FLOAT_BYTES = 4
 # However slow the exchange is, a run ends after this many times what it is measured for.
@@ -46,6 +48,7 @@ class Beside:
 
 def run_exchange(options: ExchangeOptions, say: Say) -> dict[str, Any]:
     """A row for each size, number of nodes and road."""
+    _settings(options, 1, "default", "runs")
     warm_up()
     # Without the setting there is one road, which is TCP.
     roads = ["tcp", "default"] if known("road") else ["default"]
@@ -88,20 +91,8 @@ def _streams(seconds: float) -> Beside:
 
 
 def _row(options: ExchangeOptions, parameters: int, nodes: int, road: str, gloo: float) -> dict[str, Any]:
-    wanted: dict[str, Any] = {"road": "tcp"} if road == "tcp" else {}
-    if options.compress is not None:
-        wanted["compress"] = options.compress
     with runs_folder(None) as runs:
-        settings, _ = settings_for(
-            runs,
-            wanted,
-            mode="sync",
-            batch_size=1,
-            batches_per_step=nodes,
-            nodes=nodes,
-            seconds=SECONDS_FACTOR * options.seconds,
-            checkpoint_every=options.checkpoint_every,
-        )
+        settings = _settings(options, nodes, road, runs)
         job = jobs.exchange_job(parameters, options.optimizer)
         run = run_product(
             job, settings, name="w5xde.bench:exchange", window_seconds=options.seconds, measures_loss=False
@@ -126,6 +117,25 @@ def _row(options: ExchangeOptions, parameters: int, nodes: int, road: str, gloo:
         "ledger_batches": count.batches,
         "audit_clean": count.is_clean,
     }
+
+
+def _settings(options: ExchangeOptions, nodes: int, road: str, runs: str) -> Settings:
+    wishes: dict[str, Any] = {"road": "tcp"} if road == "tcp" else {}
+    if options.compress is not None:
+        wishes["compress"] = options.compress
+    settings, unknown = settings_for(
+        runs,
+        wishes,
+        mode="sync",
+        batch_size=1,
+        batches_per_step=nodes,
+        nodes=nodes,
+        seconds=SECONDS_FACTOR * options.seconds,
+        checkpoint_every=options.checkpoint_every,
+    )
+    if unknown:
+        raise UsageError(f"this version has no setting {', '.join(unknown)}", code="W5-210")
+    return settings
 
 
 def _memory(run: Run, state_bytes: int) -> dict[str, Any]:

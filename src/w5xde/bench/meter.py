@@ -48,9 +48,12 @@ def lent_bytes(pid: int) -> int:
     return max(0, memory.pss - memory.uss) if hasattr(memory, "pss") else 0
 
 
-def resident_bytes() -> int:
-    """Memory of this process that is in use now."""
-    return int(psutil.Process().memory_info().rss)
+def resident_bytes(pid: int | None = None) -> int:
+    """Memory of a process, or of this one, that is in use now, whoever else uses it too.
+
+    To see what a process grows by: its PSS also shrinks, when somebody else begins to use the same pages.
+    """
+    return int(psutil.Process(pid).memory_info().rss)
 
 
 def forget_peak() -> None:

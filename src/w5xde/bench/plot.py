@@ -57,6 +57,112 @@ def draw_seed(figure: Figure, found: dict[str, Any]) -> None:
     right.set_title(f"{found['nodes']} nodes, {found['mode']}")
 
 
+def draw_evolution(figure: Figure, found: dict[str, Any]) -> None:
+    rows = [row for row in found["rows"] if row["study"] == "stages"] or found["rows"]
+    axes = figure.subplots()
+    places = range(len(rows))
+    then = [row["then"]["batches_per_second"] or 0.0 for row in rows]
+    now = [row["batches_per_second"] or 0.0 for row in rows]
+    shown = [
+        (axes.barh([at - 0.2 for at in places], then, 0.38, color=THEIRS, label="reported then"), then),
+        (axes.barh([at + 0.2 for at in places], now, 0.38, color=OURS, label="measured now, applied"), now),
+    ]
+    for bars, values in shown:
+        axes.bar_label(bars, labels=[f" {value:,.0f}" if value else "" for value in values])
+    names = [row["stage"] + ("*" if row["settings_missing"] else "") for row in rows]
+    axes.set_yticks(list(places), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("batches/s")
+    axes.margins(x=0.12)
+    axes.legend(frameon=False)
+    _tidy(axes)
+
+
+def draw_codecs(figure: Figure, found: dict[str, Any]) -> None:
+    axes = figure.subplots()
+    kinds = list(dict.fromkeys(row["data"] for row in found["rows"]))
+    for kind, color, marker in zip(kinds, (OURS, THEIRS, FOURTH, LIMIT) * 4, "osD^" * 4, strict=False):
+        chosen = [row for row in found["rows"] if row["data"] == kind]
+        speeds = [row["encode_bytes_per_second"] / 1e9 for row in chosen]
+        axes.scatter([row["ratio"] for row in chosen], speeds, color=color, marker=marker, label=kind)
+        for row, speed in zip(chosen, speeds, strict=True):
+            place = (row["ratio"], speed)
+            axes.annotate(row["codec"], place, xytext=(4, 4), textcoords="offset points", fontsize=7)
+    axes.axhline(found["memcpy_bytes_per_second"] / 1e9, color=LIMIT, linestyle="--", label="a bare copy")
+    axes.set_yscale("log")
+    axes.set_xlabel("compression ratio")
+    axes.set_ylabel("encoding, GB/s of raw data")
+    axes.legend(frameon=False)
+    _tidy(axes)
+
+
+def draw_exchange(figure: Figure, found: dict[str, Any]) -> None:
+    """Each row as a part of what a bare stream allows, so that sizes can be compared."""
+    axes = figure.subplots()
+    rows = found["rows"]
+    names = [f"{row['parameters'] / 1e6:g}M, {row['nodes']} nodes, {row['road']}" for row in rows]
+    places = range(len(rows))
+    ours = [row["limit_ratio"] or 0.0 for row in rows]
+    gloo = [row["gloo_exchanges_per_second"] / row["limit_exchanges_per_second"] for row in rows]
+    for offset, values, color, label in ((-0.2, ours, OURS, "w5xde"), (0.2, gloo, THEIRS, "gloo all-reduce")):
+        bars = axes.barh([at + offset for at in places], values, 0.38, color=color, label=label)
+        axes.bar_label(bars, labels=[f" {value:.2f}" for value in values])
+    axes.axvline(1.0, color=LIMIT, linestyle="--")
+    axes.set_yticks(list(places), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("exchanges/s over those of a bare TCP stream to and from one place")
+    axes.margins(x=0.1)
+    axes.legend(frameon=False)
+    _tidy(axes)
+
+
+def draw_peers(figure: Figure, found: dict[str, Any]) -> None:
+    axes = figure.subplots()
+    rows = [row for row in found["rows"] if row["status"] == "measured"]
+    for at, row in enumerate(rows):
+        color = {"ahead": OURS, "behind": THEIRS}.get(row["verdict"], LIMIT)
+        axes.plot([row["low"], row["high"]], [at, at], color=color, linewidth=2)
+        axes.plot(row["ratio"], at, "o", color=color)
+        place = (row["ratio"], at)
+        text = f"{row['ratio']:.2f}× {row['verdict']}"
+        axes.annotate(text, place, xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8)
+    axes.axvline(1.0, color=LIMIT, linestyle="--")
+    axes.set_yticks(range(len(rows)), [f"{row['title']}\nvs {row['peer']}" for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xscale("log")
+    axes.set_xlabel("our batches/s over theirs, median and 95 % interval")
+    axes.margins(x=0.15)
+    _tidy(axes)
+
+
+def draw_scale(figure: Figure, found: dict[str, Any]) -> None:
+    left, right = figure.subplots(1, 2)
+    nodes = [row["nodes"] for row in found["rows"]]
+    left.plot(nodes, [row["updates_per_second"] for row in found["rows"]], "o-", color=OURS)
+    left.set_ylabel("updates/s")
+    left.set_ylim(bottom=0)
+    for key, label, color, marker in (
+        ("latency_p50_seconds", "median", OURS, "o"),
+        ("latency_p99_seconds", "1 in 100 is longer", THEIRS, "s"),
+    ):
+        known = [(row["nodes"], 1e3 * row[key]) for row in found["rows"] if row[key] is not None]
+        right.plot(*zip(*known, strict=True), marker=marker, color=color, label=label)
+    right.set_ylabel("from an update to the next work, ms")
+    right.set_yscale("log")
+    right.legend(frameon=False)
+    for axes in (left, right):
+        axes.set_xscale("log")
+        axes.set_xticks(nodes, [f"{count:,}" for count in nodes])
+        axes.minorticks_off()
+        axes.set_xlabel("connections")
+        _tidy(axes)
+
+
 _DRAW: dict[str, Callable[[Figure, dict[str, Any]], None]] = {
     "seed": draw_seed,
+    "evolution": draw_evolution,
+    "codecs": draw_codecs,
+    "exchange": draw_exchange,
+    "peers": draw_peers,
+    "scale": draw_scale,
 }

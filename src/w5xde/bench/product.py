@@ -7,6 +7,7 @@ the first step and ends before the run does; the rate of the whole run is told b
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,18 +122,25 @@ def run_product(
     name: str,
     window_seconds: float | None = None,
     measures_loss: bool = True,
+    has_view: bool = False,
 ) -> Run:
     """Train with these settings (which must say for how many seconds), in processes of its own.
 
-    With `window_seconds` the run ends sooner: when a window of that length has been measured.
+    With `window_seconds` the run ends sooner: when a window of that length has been measured. With `has_view`
+    it is shown as `settings.log` says, to nobody.
     """
     seconds = settings.seconds or 0.0
     stopwatch = Stopwatch(window_seconds or seconds, settings.nodes, stops=window_seconds is not None)
-    said = run_apart(lambda line: _run(job, settings, name, stopwatch, measures_loss), "w5xde", seconds)
+    watcher = _Shown(stopwatch, settings) if has_view else stopwatch
+    said = run_apart(
+        lambda line: _run(job, settings, name, stopwatch, watcher, measures_loss), "w5xde", seconds
+    )
     return msgspec.convert(said, Run)
 
 
-def _run(job: Job, settings: Settings, name: str, stopwatch: Stopwatch, measures_loss: bool) -> Run:
+def _run(
+    job: Job, settings: Settings, name: str, stopwatch: Stopwatch, watcher: Watcher, measures_loss: bool
+) -> Run:
     before: list[int] = []
 
     def model() -> Any:
@@ -140,7 +148,7 @@ def _run(job: Job, settings: Settings, name: str, stopwatch: Stopwatch, measures
             before.append(resident_bytes())
         return job.model()
 
-    result = run_coordinator(replace(job, model=model), settings, watcher=stopwatch, name=name)
+    result = run_coordinator(replace(job, model=model), settings, watcher=watcher, name=name)
     peak = stopwatch.peak_bytes
     return Run(
         summary=result.summary,
@@ -153,6 +161,23 @@ def _run(job: Job, settings: Settings, name: str, stopwatch: Stopwatch, measures
         loss_sampled=stopwatch.loss,
         loss_all_samples=loss_of(job, result.model, settings.batch_size) if measures_loss else None,
     )
+
+
+class _Shown(Watcher):
+    """A stopwatch, and the view that a user would have, which nobody looks at."""
+
+    def __init__(self, stopwatch: Stopwatch, settings: Settings) -> None:
+        from w5xde.view import View
+
+        self._stopwatch = stopwatch
+        self._view = View(settings, io.StringIO())
+
+    def started(self, coordinator: Coordinator, settings: Settings, job_name: str) -> None:
+        self._view.started(coordinator, settings, job_name)
+        self._stopwatch.started(coordinator, settings, job_name)
+
+    def ended(self) -> None:
+        self._view.ended()
 
 
 class Stopwatch(Watcher):

@@ -69,6 +69,8 @@ def least_and_most(
     known = [number for number in numbers if number is not None]
     if not known:
         return UNKNOWN
+    if min(known) == max(known):
+        return shown(known[0])
     text = f"{shown(min(known))} – {shown(max(known))}"
     return f"{text}, spread {shown(max(known) - min(known))}" if spread else text
 
@@ -164,6 +166,188 @@ def show_seed(out: Console, found: dict[str, Any]) -> None:
         out.print(f"  VIOLATION: {violation}", markup=False)
 
 
+def show_evolution(out: Console, found: dict[str, Any]) -> None:
+    out.print(f"[bold]bench evolution[/]  {found['nodes']} nodes, {seconds(found['seconds'])} each")
+    out.print("  then: what the first system reported (computed, not applied); now: measured here (applied)")
+    for study in dict.fromkeys(row["study"] for row in found["rows"]):
+        chosen = [row for row in found["rows"] if row["study"] == study]
+        headings = ["b/s then", "now", "net then", "now", "net time then", "now", "memory then", "now"]
+        out.print(
+            rows(
+                [study, *headings, "ratio then", "now", "loss"],
+                [_evolution_row(row) for row in chosen],
+            )
+        )
+        for row in chosen:
+            if row["settings_missing"]:
+                missing = ", ".join(row["settings_missing"])
+                out.print(f"  {row['stage']}: measured without {missing}, which this version lacks")
+
+
+def _evolution_row(row: dict[str, Any]) -> list[str]:
+    then = row["then"]
+    return [
+        row["stage"] + ("*" if row["settings_missing"] else ""),
+        rate(then["batches_per_second"]),
+        rate(row["batches_per_second"]),
+        speed(then["bytes_per_second"]),
+        speed(row["bytes_per_second"]),
+        least_and_most(then["seconds_network"] or (), seconds),
+        least_and_most(row["seconds_network"] or (), seconds),
+        size(then["memory_bytes"]),
+        size(row["memory_pss_bytes"]),
+        times(then["compression_ratio"]),
+        times(row["compression_ratio"]),
+        loss(row["loss_all_samples"]),
+    ]
+
+
+def show_codecs(out: Console, found: dict[str, Any]) -> None:
+    memcpy = found["memcpy_bytes_per_second"]
+    out.print(f"[bold]bench codecs[/]  a bare copy: {speed(memcpy)}")
+    out.print(
+        rows(
+            ["codec", "data", "raw", "encoded", "ratio", "encode", "decode"],
+            [
+                [
+                    row["codec"],
+                    row["data"],
+                    size(row["raw_bytes"]),
+                    size(row["encoded_bytes"]),
+                    times(row["ratio"]),
+                    speed(row["encode_bytes_per_second"]),
+                    speed(row["decode_bytes_per_second"]),
+                ]
+                for row in found["rows"]
+            ],
+            words=2,
+        )
+    )
+
+
+def show_exchange(out: Console, found: dict[str, Any]) -> None:
+    out.print(
+        f"[bold]bench exchange[/]  {found['optimizer']}, checkpoints {found['checkpoint_every']}; "
+        f"one stream: TCP {speed(found['tcp_bytes_per_second'])}, "
+        f"Unix {speed(found['unix_bytes_per_second'])}; a copy: {speed(found['memcpy_bytes_per_second'])}"
+    )
+    out.print(
+        rows(
+            [
+                "parameters",
+                "nodes",
+                "road",
+                "exchanges/s",
+                "limit",
+                "ratio",
+                "gloo",
+                "ratio",
+                "memory",
+                "ratio",
+            ],
+            [
+                [
+                    count(row["parameters"]),
+                    count(row["nodes"]),
+                    row["road"],
+                    rate(row["exchanges_per_second"]),
+                    rate(row["limit_exchanges_per_second"]),
+                    ratio(row["limit_ratio"]),
+                    rate(row["gloo_exchanges_per_second"]),
+                    ratio(row["gloo_ratio"]),
+                    size(row["coordinator_memory_bytes"]),
+                    times(row["coordinator_memory_ratio"]),
+                ]
+                for row in found["rows"]
+            ],
+            words=3,
+        )
+    )
+    out.print("  memory: what the coordinator grew by, over parameters, optimizer state and one accumulator")
+
+
+def show_peers(out: Console, found: dict[str, Any]) -> None:
+    kept = found["pairs"] - found["pairs_dropped"]
+    out.print(f"[bold]bench peers[/]  {kept} pairs of {seconds(found['seconds'])}, in turns")
+    out.print(
+        rows(
+            [
+                "row",
+                "peer",
+                "verdict",
+                "nodes",
+                "w5xde b/s",
+                "peer b/s",
+                "ratio",
+                "95 %",
+                "loss",
+                "peer loss",
+            ],
+            [_peers_row(row) for row in found["rows"]],
+            words=3,
+        )
+    )
+
+
+def _peers_row(row: dict[str, Any]) -> list[str]:
+    if row["status"] != "measured":
+        return [row["title"], row["peer"], row["status"], count(row["nodes"]), *[UNKNOWN] * 6]
+    return [
+        row["title"],
+        row["peer"],
+        row["verdict"],
+        count(row["nodes"]),
+        rate(row["batches_per_second"]),
+        rate(row["peer_batches_per_second"]),
+        ratio(row["ratio"]),
+        f"{ratio(row['low'])} – {ratio(row['high'])}",
+        loss(row["loss_all_samples"]),
+        loss(row["peer_loss_all_samples"]),
+    ]
+
+
+def show_scale(out: Console, found: dict[str, Any]) -> None:
+    out.print(
+        f"[bold]bench scale[/]  {seconds(found['seconds'])} each; light nodes replay captured gradients"
+    )
+    out.print(
+        rows(
+            [
+                "nodes",
+                "updates/s",
+                "to first",
+                "CPU",
+                "p50",
+                "p99",
+                "memory each",
+                "joined in",
+                "refused",
+                "lost",
+            ],
+            [
+                [
+                    count(row["nodes"]),
+                    rate(row["updates_per_second"]),
+                    ratio(row["ratio_to_first"]),
+                    micros(row["cpu_us_per_update"]),
+                    seconds(row["latency_p50_seconds"]),
+                    seconds(row["latency_p99_seconds"]),
+                    size(row["memory_per_connection_bytes"]),
+                    seconds(row["join_seconds"]),
+                    count(row["updates_refused"]),
+                    count(row["connections_lost"]),
+                ]
+                for row in found["rows"]
+            ],
+        )
+    )
+
+
 _SHOW: dict[str, Callable[[Console, dict[str, Any]], None]] = {
     "seed": show_seed,
+    "evolution": show_evolution,
+    "codecs": show_codecs,
+    "exchange": show_exchange,
+    "peers": show_peers,
+    "scale": show_scale,
 }

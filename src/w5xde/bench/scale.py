@@ -17,7 +17,7 @@ from w5xde.api import Result, Watcher, run_coordinator
 from w5xde.bench import jobs
 from w5xde.bench.crew import Line, Member, Work, crew, warm_up
 from w5xde.bench.crowd import be_crowd
-from w5xde.bench.meter import cpu_seconds, machine, pss_bytes
+from w5xde.bench.meter import cpu_seconds, machine, resident_bytes
 from w5xde.bench.seed import Say, runs_folder
 from w5xde.bench.stats import quotient
 from w5xde.bench.wishes import settings_for
@@ -138,7 +138,7 @@ def _row(options: ScaleOptions, nodes: int) -> dict[str, Any]:
         "nodes": nodes,
         "staleness": staleness,
         **measured,
-        "memory_per_connection_bytes": grown / nodes if grown is not None else None,
+        "memory_per_connection_bytes": grown / nodes,
         "batches": ended["batches"],
         "ledger_batches": report.findings.batches,
         "audit_clean": report.is_clean and report.findings.batches == ended["batches"],
@@ -147,12 +147,12 @@ def _row(options: ScaleOptions, nodes: int) -> dict[str, Any]:
 
 def _measure(crowd: Member, coordinator: Member, seconds: float) -> dict[str, Any]:
     address = coordinator.hear()
-    before = pss_bytes([coordinator.pid])
+    before = resident_bytes(coordinator.pid)
     joining = time.monotonic()
     crowd.say(address)
     crowd.hear()
     joined = time.monotonic() - joining
-    after = pss_bytes([coordinator.pid])
+    after = resident_bytes(coordinator.pid)
     crowd.say("answer")
     time.sleep(SETTLE_SECONDS)
     crowd.say("begin")
@@ -174,7 +174,7 @@ def _measure(crowd: Member, coordinator: Member, seconds: float) -> dict[str, An
         "latency_most_seconds": replayed["latencies"]["most"],
         "connections_lost": replayed["lost"],
         "join_seconds": joined,
-        "memory_grown_bytes": after - before if after is not None and before is not None else None,
+        "memory_grown_bytes": after - before,
     }
 
 

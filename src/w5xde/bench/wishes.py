@@ -8,6 +8,7 @@ from typing import Any
 
 from w5xde.bench import jobs
 from w5xde.config import Settings
+from w5xde.errors import UsageError
 
 
 def known(setting: str) -> bool:
@@ -26,4 +27,8 @@ def settings_for(runs: str, wishes: Mapping[str, Any], **given: Any) -> tuple[Se
         "log": "silent",
     }
     granted = {key: value for key, value in wishes.items() if known(key)}
-    return Settings(**{**base, **given, **granted}), [key for key in wishes if not known(key)]
+    try:
+        settings = Settings(**{**base, **given, **granted})
+    except ValueError as error:
+        raise UsageError(str(error), code="W5-210", fix="w5xde train --help lists every setting") from None
+    return settings, [key for key in wishes if not known(key)]
