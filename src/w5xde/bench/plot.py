@@ -41,6 +41,11 @@ def _bars(axes: Axes, names: list[str], values: list[float], colors: list[str], 
     _tidy(axes)
 
 
+def _footnote(figure: Figure, lines: list[str]) -> None:
+    if lines:
+        figure.supxlabel("\n".join(lines), fontsize=7, color="#555555", x=0.01, ha="left")
+
+
 def draw_seed(figure: Figure, found: dict[str, Any]) -> None:
     left, right = figure.subplots(1, 2)
     _bars(
@@ -76,6 +81,8 @@ def draw_evolution(figure: Figure, found: dict[str, Any]) -> None:
     axes.margins(x=0.12)
     axes.legend(frameon=False)
     _tidy(axes)
+    if any(row["settings_missing"] for row in rows):
+        _footnote(figure, ["* measured without settings that this version lacks"])
 
 
 def draw_codecs(figure: Figure, found: dict[str, Any]) -> None:
@@ -119,6 +126,7 @@ def draw_exchange(figure: Figure, found: dict[str, Any]) -> None:
 def draw_peers(figure: Figure, found: dict[str, Any]) -> None:
     axes = figure.subplots()
     rows = [row for row in found["rows"] if row["status"] == "measured"]
+    missing = [row for row in found["rows"] if row["status"] != "measured"]
     for at, row in enumerate(rows):
         color = {"ahead": OURS, "behind": THEIRS}.get(row["verdict"], LIMIT)
         axes.plot([row["low"], row["high"]], [at, at], color=color, linewidth=2)
@@ -128,11 +136,14 @@ def draw_peers(figure: Figure, found: dict[str, Any]) -> None:
         axes.annotate(text, place, xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8)
     axes.axvline(1.0, color=LIMIT, linestyle="--")
     axes.set_yticks(range(len(rows)), [f"{row['title']}\nvs {row['peer']}" for row in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
     axes.set_xlabel("our batches/s over theirs, median and 95 % interval")
     axes.margins(x=0.15)
     _tidy(axes)
+    _footnote(figure, [f"{row['title']} vs {row['peer']}: {row['status']}" for row in missing])
 
 
 def draw_scale(figure: Figure, found: dict[str, Any]) -> None:
@@ -140,7 +151,7 @@ def draw_scale(figure: Figure, found: dict[str, Any]) -> None:
     nodes = [row["nodes"] for row in found["rows"]]
     left.plot(nodes, [row["updates_per_second"] for row in found["rows"]], "o-", color=OURS)
     left.set_ylabel("updates/s")
-    left.set_ylim(bottom=0)
+    left.set_ylim(0, 1.15 * max(row["updates_per_second"] for row in found["rows"]) or 1.0)
     for key, label, color, marker in (
         ("latency_p50_seconds", "median", OURS, "o"),
         ("latency_p99_seconds", "1 in 100 is longer", THEIRS, "s"),
