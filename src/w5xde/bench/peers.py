@@ -145,7 +145,7 @@ def _row(name: str, match: Match, options: PeersOptions, say: Say) -> dict[str, 
         say(f"{name}, pair {pair + 1} of {options.pairs}: w5xde")
         mine = _ours(match, nodes, options.seconds)
         if mine is None:
-            return {**row, "status": f"this version has no setting {', '.join(match.wishes)}"}
+            return {**row, "status": f"this version lacks {', '.join(match.wishes)}"}
         say(f"{name}, pair {pair + 1} of {options.pairs}: {match.peer}")
         other = match.theirs(match.job(), nodes, options.seconds).summary()
         clean = clean and mine["audit_clean"]
@@ -173,7 +173,7 @@ def _row(name: str, match: Match, options: PeersOptions, say: Say) -> dict[str, 
 
 
 def _ours(match: Match, nodes: int, seconds: float) -> dict[str, Any] | None:
-    """One run of ours; nothing if it needs a setting that there is not."""
+    """One run of ours; nothing if it needs a setting that there is not, or that changes nothing."""
     with runs_folder(None) as runs:
         settings, unknown = settings_for(
             runs,
@@ -186,6 +186,8 @@ def _ours(match: Match, nodes: int, seconds: float) -> dict[str, Any] | None:
         if unknown:
             return None
         run = run_product(match.job(), settings, name="w5xde.bench:peers", window_seconds=seconds)
+        if "compress" in match.wishes and not run.tells_compression:
+            return None
         count = count_again(run)
     window = run.window
     return {

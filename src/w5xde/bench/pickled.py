@@ -6,23 +6,22 @@ benchmark's own processes, and still only lists and floats are accepted: no name
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import io
 import pickle
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any, NoReturn
+from functools import cache, lru_cache
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from w5xde.errors import RemoteProtocolError
+from w5xde.learn.codecs import pipeline
+from w5xde.learn.codecs.numbers import Run
 from w5xde.learn.layout import Group
 
 NAME = "pickled"
 PROTOCOL = 5
-_CODECS = "w5xde.learn.codecs"
 
 
 class _ListsOnly(pickle.Unpickler):
@@ -39,9 +38,8 @@ def _packed_bytes(counts: tuple[int, ...]) -> int:
 class Pickled:
     """A stage that turns each group of a vector into a list of floats, and all of them into one pickle."""
 
-    def runs(self, groups: Sequence[Group]) -> list[Any]:
-        run = importlib.import_module(f"{_CODECS}.numbers").Run
-        return [run(0, _packed_bytes(tuple(group.count for group in groups)), 1)]
+    def runs(self, groups: Sequence[Group]) -> list[Run]:
+        return [Run(0, _packed_bytes(tuple(group.count for group in groups)), 1)]
 
     def pack(self, raw: Tensor, groups: Sequence[Group]) -> Tensor:
         lists = [_values(raw, group).double().tolist() for group in groups]
@@ -57,9 +55,7 @@ def _values(raw: Tensor, group: Group) -> Tensor:
     return raw[group.start : group.start + group.count * group.dtype.itemsize].view(group.dtype)
 
 
-def register() -> bool:
-    """Let specs name this stage, here and in processes forked from here. False where there are no codecs."""
-    if importlib.util.find_spec(_CODECS) is None:
-        return False
-    importlib.import_module(f"{_CODECS}.pipeline").register(NAME, Pickled())
-    return True
+@cache
+def register() -> None:
+    """Let specs name this stage, here and in processes forked from here."""
+    pipeline.register(NAME, Pickled())

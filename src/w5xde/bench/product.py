@@ -88,6 +88,11 @@ class Run(msgspec.Struct):
         return max(counts) / min(counts) if counts and min(counts) else None
 
     @property
+    def tells_compression(self) -> bool:
+        """Whether the run says what was compressed. One that does not may have ignored the setting."""
+        return self.summary.get("compression_ratio") is not None
+
+    @property
     def loss_average(self) -> float | None:
         return self.summary.get("loss_average", self.loss_sampled)
 
