@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.system.harness import PATIENCE_SECONDS, ROOT, environment
-from w5xde.bench import command, plot, report
+from w5xde.bench import codecs, command, plot, report
 from w5xde.bench.crew import crew, run_apart
 from w5xde.bench.peers import MATCHES
 from w5xde.bench.stages import STAGES, STUDIES
@@ -208,6 +208,15 @@ def test_codecs_are_shown_and_drawn(tmp_path, capsys):
     assert "zstd:1" in capsys.readouterr().out
     plot.draw("codecs", CODECS, tmp_path / "codecs.png")
     assert (tmp_path / "codecs.png").read_bytes().startswith(PNG)
+
+
+def test_codecs_are_a_command_too(monkeypatch, capfd):
+    measured = {key: CODECS[key] for key in ("rows", "memcpy_bytes_per_second")}
+    monkeypatch.setattr(codecs, "measure", lambda seconds: measured)
+    assert main(["bench", "codecs", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert {key: found[key] for key in measured} == measured
+    assert found["bench"] == "codecs"
 
 
 # --- what it is made of -----------------------------------------------------------------------------

@@ -50,9 +50,9 @@ def measure(seconds: float) -> dict[str, Any]:
     """Every codec on every payload, in about so many seconds and those that the training takes.
 
     Each row has `codec`, `data`, `raw_bytes`, `encoded_bytes`, `ratio` (raw over encoded, as the first system
-    had it), `encode_bytes_per_second` and `decode_bytes_per_second`, counted in raw bytes, the best of as many
-    runs as there is time for. The row of `none` is a copy of memory each way, for comparison: w5xde itself
-    sends such a vector without copying it.
+    had it), `encode_bytes_per_second` and `decode_bytes_per_second`, counted in raw bytes, the best of as
+    many runs as there is time for. The row of `none` is a copy of memory each way, for comparison: w5xde
+    itself sends such a vector without copying it.
     """
     import torch
 
