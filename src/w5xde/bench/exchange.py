@@ -15,7 +15,7 @@ from w5xde.bench.ddp import run_all_reduce
 from w5xde.bench.limits import copy_limit, stream_limit
 from w5xde.bench.meter import machine
 from w5xde.bench.product import Run, count_again, run_product
-from w5xde.bench.seed import Say, limit_seconds, runs_folder
+from w5xde.bench.seed import Say, runs_folder
 from w5xde.bench.stats import quotient
 from w5xde.bench.wishes import known, settings_for
 from w5xde.config import Settings
@@ -24,6 +24,7 @@ from w5xde.errors import UsageError
 FLOAT_BYTES = 4
 # However slow the exchange is, a run ends after this many times what it is measured for.
 SECONDS_FACTOR = 6
+STREAM_SECONDS_MAX = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ def run_exchange(options: ExchangeOptions, say: Say) -> dict[str, Any]:
     # Without the setting there is one road, which is TCP.
     roads = ["tcp", "default"] if known("road") else ["default"]
     rows = []
-    seconds = limit_seconds(options.seconds)
+    # Longer than other limits: a stream takes a while to find its speed.
+    seconds = min(STREAM_SECONDS_MAX, options.seconds / 3)
     say("one bare stream, over TCP and a Unix socket")
     before = _streams(seconds)
     for parameters in options.parameters:
