@@ -61,7 +61,7 @@ def run_bench(arguments: Sequence[str]) -> int:
     if given.plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise UsageError(
             "--plot needs matplotlib, which is not installed",
-            code="W5-230",
+            code="W5-240",
             fix='pip install "w5xde[bench]"',
         )
     with results_to(given.json) as out:

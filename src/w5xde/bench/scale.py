@@ -99,7 +99,7 @@ def require_descriptors(nodes: int) -> None:
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < wanted:
         raise UsageError(
             f"{nodes} connections need {wanted} open files, and only {soft} are allowed here",
-            code="W5-231",
+            code="W5-241",
             fix=f"ulimit -n {wanted}, or fewer --nodes",
         )
 
