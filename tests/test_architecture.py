@@ -30,11 +30,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(BASE, BASE),
 }
 # Edges that start only when training does may load torch at once; the others load it inside functions.
-LOAD_TORCH = {"learn", "runtime", "demo"}
+LOAD_TORCH = {"learn", "runtime", "demo", "bench"}
 IMPURE = {
     "torch", "numpy", "safetensors", "asyncio", "socket", "selectors", "threading", "multiprocessing",
     "concurrent", "subprocess", "signal", "time", "datetime",
 }  # fmt: skip
+# The first system's way to serialise exists in a benchmark alone, to be compared with.
+MAY_PICKLE = {"w5xde.bench.pickled"}
 DANGEROUS = {
     "pickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "yaml", "ctypes", "cffi",
     "code", "codeop", "runpy",
@@ -240,8 +242,34 @@ def test_nothing_that_could_execute_what_it_reads_is_imported():
         f"{module.at(found.line)} imports {found.module}"
         for module in MODULES
         for found in module.imports()
-        if found.top in DANGEROUS or found.module == "torch.load"
+        if (found.top in DANGEROUS or found.module == "torch.load")
+        and not (found.top == "pickle" and module.name in MAY_PICKLE)
     ] == []
+
+
+def test_the_benchmark_alone_can_reach_what_pickles():
+    assert {module.name for module in MODULES if "pickle" in {found.top for found in module.imports()}} == (
+        MAY_PICKLE
+    )
+    assert {
+        module.name
+        for module in MODULES
+        for found in module.imports()
+        if found.module.startswith("w5xde.bench.pickled")
+    } == {"w5xde.bench.evolution"}
+    # And nobody but the command, when it is asked to, reaches the benchmark.
+    assert {
+        module.name for module in MODULES if module.home != "bench"
+        for found in module.imports() if found.home == "bench"
+    } == {"w5xde.cli"}  # fmt: skip
+
+
+def test_the_product_never_loads_what_pickles():
+    # Not what is run by being imported.
+    product = [m.name for m in MODULES if m.home != "bench" and not m.name.endswith("__main__")]
+    code = f"import sys, importlib\nfor name in {product}:\n    importlib.import_module(name)\n"
+    code += "sys.exit(any(name.startswith('w5xde.bench') for name in sys.modules))"
+    subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
 
 
 def test_nothing_that_could_execute_what_it_reads_is_called():
@@ -291,10 +319,11 @@ def test_importing_it_loads_neither_torch_nor_numpy(imported):
     assert done.stdout.strip() == "[]"
 
 
-def test_help_loads_no_torch():
+@pytest.mark.parametrize("words", [["train"], ["bench"], ["bench", "seed"], ["bench", "peers"]])
+def test_help_loads_no_torch(words):
     code = (
         "import sys, contextlib\nfrom w5xde.cli import main\n"
-        "with contextlib.suppress(SystemExit):\n    main(['train', '--help'])\n"
+        f"with contextlib.suppress(SystemExit):\n    main({[*words, '--help']})\n"
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

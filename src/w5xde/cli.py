@@ -1,4 +1,4 @@
-"""The command: `w5xde train`, `serve`, `join`, `demo`, `audit` and `export`.
+"""The command: `w5xde train`, `serve`, `join`, `demo`, `audit`, `export` and `bench`.
 
 Flags are made from the settings' schema. Nothing here imports torch before a command needs it, so that
 help and mistakes are told at once.
@@ -42,6 +42,8 @@ _OVERVIEW = """examples:
 
 settings: flag, then W5XDE_* (W5XDE_BATCH_SIZE=64), then w5xde.toml (batch-size = 64), then default.
   w5xde COMMAND --help lists them."""
+
+BENCH_ABOUT = "measure: the first system's benchmark, codecs, exchange, peers, scale"
 
 _JOB_HELP = "train.py, train.py:name or package.module:name"
 
@@ -92,7 +94,7 @@ exit code 0 only if the promise held""",
 }
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """An argument parser whose mistakes are our errors."""
 
     def error(self, message: str) -> NoReturn:
@@ -112,9 +114,9 @@ class _Parser(argparse.ArgumentParser):
                     yield from parser._actions
 
 
-def _build_parser() -> _Parser:
+def _build_parser() -> Parser:
     plain = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(
+    parser = Parser(
         prog="w5xde", description=_ABOUT, epilog=_OVERVIEW, formatter_class=plain, allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"w5xde {w5xde.__version__}")
@@ -143,6 +145,7 @@ def _build_parser() -> _Parser:
             )
         for setting in COMMAND_SETTINGS[name]:
             _add_flag(command, name, setting, types[setting])
+    commands.add_parser("bench", help=BENCH_ABOUT, add_help=False)
     return parser
 
 
@@ -218,13 +221,17 @@ def _show_error(error: W5xdeError, is_verbose: bool) -> None:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["bench"]:
+        from w5xde.bench.command import run_bench
+
+        return run_bench(arguments[1:])
     if not arguments:
         arguments = ["--help"]
     given = vars(_build_parser().parse_args(arguments))
     command = given.pop("command")
     places = {key: given.pop(key) for key in _PLACES if key in given}
     settings = resolve(command, given, environment=os.environ, folder=Path.cwd())
-    with _results_to(settings) as out:
+    with results_to(settings.json) as out:
         from w5xde.runtime.recorder import to_json
 
         summary = _PERFORM[command](settings, **places)
@@ -234,9 +241,9 @@ def _run(arguments: list[str]) -> int:
 
 
 @contextlib.contextmanager
-def _results_to(settings: Settings) -> Iterator[IO[str]]:
+def results_to(is_json: bool) -> Iterator[IO[str]]:
     """With --json stdout is for the one object alone: whatever else anybody prints goes to stderr."""
-    if not settings.json:
+    if not is_json:
         yield sys.stdout
         return
     sys.stdout.flush()

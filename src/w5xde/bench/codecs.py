@@ -49,9 +49,10 @@ class Payload(NamedTuple):
 def measure(seconds: float) -> dict[str, Any]:
     """Every codec on every payload, in about so many seconds and those that the training takes.
 
-    Each row has `payload`, `raw_bytes`, `spec`, `ratio`, `encode_bytes_per_second` and
-    `decode_bytes_per_second`, counted in raw bytes, the best of as many runs as there is time for. The row of
-    `none` is a copy of memory each way, for comparison: w5xde itself sends such a vector without copying it.
+    Each row has `codec`, `data`, `raw_bytes`, `encoded_bytes`, `ratio` (raw over encoded, as the first system
+    had it), `encode_bytes_per_second` and `decode_bytes_per_second`, counted in raw bytes, the best of as
+    many runs as there is time for. The row of `none` is a copy of memory each way, for comparison: w5xde
+    itself sends such a vector without copying it.
     """
     import torch
 
@@ -65,7 +66,7 @@ def measure(seconds: float) -> dict[str, Any]:
         rows = [_row(payload, spec, share) for payload in payloads for spec in SPECS]
     finally:
         torch.set_num_threads(threads)
-    largest = max((row for row in rows if row["spec"] == "none"), key=lambda row: int(row["raw_bytes"]))
+    largest = max((row for row in rows if row["codec"] == "none"), key=lambda row: int(row["raw_bytes"]))
     return {"rows": rows, "memcpy_bytes_per_second": largest["encode_bytes_per_second"]}
 
 
@@ -83,10 +84,11 @@ def _row(payload: Payload, spec: str, seconds: float) -> dict[str, Any]:
     else:
         encode_seconds = _best(lambda: pipeline.encode(raw, groups), seconds)
     return {
-        "payload": name,
+        "codec": pipeline.spec,
+        "data": name,
         "raw_bytes": raw.numel(),
-        "spec": pipeline.spec,
-        "ratio": len(body) / raw.numel(),
+        "encoded_bytes": len(body),
+        "ratio": raw.numel() / len(body),
         "encode_bytes_per_second": raw.numel() / encode_seconds,
         "decode_bytes_per_second": raw.numel()
         / _best(lambda: pipeline.decode(body, target, groups), seconds),

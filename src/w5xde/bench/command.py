@@ -1,0 +1,369 @@
+"""`w5xde bench`: flags, progress, tables, JSON and pictures around the benchmarks. Loads no torch itself."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from w5xde.bench.stages import STUDIES
+from w5xde.cli import BENCH_ABOUT, NOT_CLEAN, Parser, results_to
+from w5xde.errors import UsageError
+
+_OVERVIEW = """examples:
+  w5xde bench seed                        the first system's benchmark, beside what this machine allows
+  w5xde bench seed --mode sync --json
+  w5xde bench peers --plot peers.png      the same jobs on PyTorch DDP, in turns
+  w5xde bench BENCH --help                what can be chosen"""
+
+Say = Callable[[str], None]
+
+
+def build_parser() -> Parser:
+    """Everything that can be asked for."""
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = Parser(
+        prog="w5xde bench",
+        description=BENCH_ABOUT,
+        epilog=_OVERVIEW,
+        formatter_class=plain,
+        allow_abbrev=False,
+    )
+    benches = parser.add_subparsers(dest="bench", metavar="BENCH", required=True)
+    for name, bench in BENCHES.items():
+        command = benches.add_parser(
+            name,
+            help=bench.about,
+            description=bench.about,
+            epilog=bench.examples,
+            formatter_class=plain,
+            allow_abbrev=False,
+        )
+        bench.add_flags(command)
+        command.add_argument(
+            "--json", action="store_true", help="print one JSON object with the results on stdout"
+        )
+        command.add_argument(
+            "--plot", metavar="FILE.png", type=_picture, help="also draw the results into this file"
+        )
+    return parser
+
+
+def run_bench(arguments: Sequence[str]) -> int:
+    """Run a benchmark; returns the exit code of the command."""
+    given = build_parser().parse_args(arguments or ["--help"])
+    bench = BENCHES[given.bench]
+    if given.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise UsageError(
+            "--plot needs matplotlib, which is not installed",
+            code="W5-240",
+            fix='pip install "w5xde[bench]"',
+        )
+    with results_to(given.json) as out:
+        found = bench.run(given, Progress(given.bench).say)
+        if given.plot is not None:
+            from w5xde.bench import plot
+
+            plot.draw(given.bench, found, given.plot)
+            print(f"drawn: {given.plot}", file=sys.stderr, flush=True)
+        if given.json:
+            from w5xde.runtime.recorder import to_json
+
+            print(to_json(found), file=out, flush=True)
+        else:
+            from w5xde.bench import report
+
+            report.show(found, out)
+    return 0 if found.get("audit_clean", True) else NOT_CLEAN
+
+
+class Progress:
+    """What is being done, on stderr, with the time that has passed."""
+
+    def __init__(self, bench: str) -> None:
+        self._bench = bench
+        self._began_at = time.monotonic()
+
+    def say(self, text: str) -> None:
+        print(f"{time.monotonic() - self._began_at:6.1f} s  {text} …", file=sys.stderr, flush=True)
+
+
+# --- what is typed --------------------------------------------------------------------------------
+
+
+def _picture(text: str) -> Path:
+    path = Path(text)
+    if path.suffix.lower() != ".png":
+        raise argparse.ArgumentTypeError(f"{text!r} must end in .png")
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.absolute().parent}")
+    return path
+
+
+def _number(low: float, high: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not low <= number <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} must be from {low:g} to {high:g}")
+        return number
+
+    return parse
+
+
+def _whole(low: int, high: int) -> Callable[[str], int]:
+    """Also written like 25e6."""
+
+    def parse(text: str) -> int:
+        number = _number(low, high)(text)
+        if number != int(number):
+            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number")
+        return int(number)
+
+    return parse
+
+
+def _several(one: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """What is joined by commas."""
+    return lambda text: tuple(one(part.strip()) for part in text.split(","))
+
+
+def _one_of(known: Sequence[str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}")
+        return text
+
+    return parse
+
+
+_SECONDS = _number(0.2, 3600.0)
+_NODES = _whole(1, 1000)
+
+
+def _add_seconds(command: argparse.ArgumentParser, default: float, text: str) -> None:
+    command.add_argument(
+        "--seconds", type=_SECONDS, default=default, metavar="X", help=f"{text} (default: {default:g})"
+    )
+
+
+# --- the benchmarks -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One benchmark as a command."""
+
+    about: str
+    examples: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace, Say], dict[str, Any]]
+
+
+def _seed_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--mode", choices=["async", "sync"], default="async", help="(default: async)")
+    command.add_argument("--nodes", type=_NODES, default=10, metavar="N", help="processes (default: 10)")
+    _add_seconds(command, 30.0, "how long to train")
+    command.add_argument(
+        "--batches-per-step",
+        type=_whole(1, 65536),
+        metavar="N",
+        help="(default: 1 in async mode, 32 in sync)",
+    )
+    command.add_argument(
+        "--staleness", type=_whole(0, 10**9), metavar="N", help="async: (default: that of w5xde train)"
+    )
+    command.add_argument("--runs", metavar="FOLDER", help="keep the run there (default: thrown away)")
+
+
+def _run_seed(given: argparse.Namespace, say: Say) -> dict[str, Any]:
+    from w5xde.bench.seed import SeedOptions, run_seed
+
+    options = SeedOptions(
+        mode=given.mode,
+        nodes=given.nodes,
+        seconds=given.seconds,
+        batches_per_step=given.batches_per_step,
+        staleness=given.staleness,
+        runs=given.runs,
+    )
+    return run_seed(options, say)
+
+
+# Named here, because what they are made of loads torch.
+MATCH_NAMES = ("seed-async", "seed-sync", "large-fp32", "large-bf16", "large-bf16-hook", "seed-ray")
+
+
+def _evolution_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--studies",
+        type=_several(_one_of(tuple(STUDIES))),
+        default=tuple(STUDIES),
+        metavar="NAME,…",
+        help=f"some of {', '.join(tuple(STUDIES))} (default: all)",
+    )
+    command.add_argument("--nodes", type=_NODES, default=10, metavar="N", help="processes (default: 10)")
+    _add_seconds(command, 10.0, "how long to train in each stage")
+
+
+def _run_evolution(given: argparse.Namespace, say: Say) -> dict[str, Any]:
+    from w5xde.bench.evolution import EvolutionOptions, run_evolution
+
+    return run_evolution(EvolutionOptions(given.studies, given.nodes, given.seconds), say)
+
+
+def _codecs_flags(command: argparse.ArgumentParser) -> None:
+    _add_seconds(command, 10.0, "how long to measure, all codecs together")
+
+
+def _run_codecs(given: argparse.Namespace, say: Say) -> dict[str, Any]:
+    from w5xde.bench.codecs import measure
+    from w5xde.bench.meter import machine
+
+    say(f"training for real gradients, then every codec on them, for {given.seconds:g} s")
+    found = measure(given.seconds)
+    return {"bench": "codecs", "seconds": given.seconds, **found, "machine": machine()}
+
+
+def _exchange_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--params",
+        type=_several(_whole(1, 10**9)),
+        default=(1_000_000, 25_000_000),
+        metavar="N,…",
+        help="sizes of the model (default: 1e6,25e6)",
+    )
+    command.add_argument(
+        "--nodes", type=_several(_whole(1, 64)), default=(2, 4), metavar="N,…", help="(default: 2,4)"
+    )
+    _add_seconds(command, 5.0, "how long to measure each row")
+    command.add_argument(
+        "--optimizer",
+        choices=["sgd", "momentum", "adam"],
+        default="sgd",
+        help="whose state the coordinator holds too (default: sgd, which has none)",
+    )
+    command.add_argument(
+        "--checkpoint-every", default="off", metavar="EVERY", help="as in w5xde train (default: off)"
+    )
+    command.add_argument("--compress", metavar="SPEC", help="as in w5xde train (default: its own)")
+
+
+def _run_exchange(given: argparse.Namespace, say: Say) -> dict[str, Any]:
+    from w5xde.bench.exchange import ExchangeOptions, run_exchange
+
+    options = ExchangeOptions(
+        parameters=given.params,
+        nodes=given.nodes,
+        seconds=given.seconds,
+        optimizer=given.optimizer,
+        checkpoint_every=given.checkpoint_every,
+        compress=given.compress,
+    )
+    return run_exchange(options, say)
+
+
+def _peers_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--rows",
+        type=_several(_one_of(MATCH_NAMES)),
+        default=MATCH_NAMES,
+        metavar="ROW,…",
+        help=f"some of {', '.join(MATCH_NAMES)} (default: all)",
+    )
+    command.add_argument(
+        "--pairs",
+        type=_whole(1, 1000),
+        default=5,
+        metavar="N",
+        help="turns of both; of several the first is dropped (default: 5)",
+    )
+    command.add_argument("--nodes", type=_NODES, metavar="N", help="processes (default: 10, large models 2)")
+    _add_seconds(command, 10.0, "how long to measure each turn")
+
+
+def _run_peers(given: argparse.Namespace, say: Say) -> dict[str, Any]:
+    from w5xde.bench.peers import PeersOptions, run_peers
+
+    return run_peers(PeersOptions(given.rows, given.pairs, given.seconds, given.nodes), say)
+
+
+def _scale_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--nodes",
+        type=_several(_whole(1, 10_000)),
+        default=(10, 100, 1000),
+        metavar="N,…",
+        help="connections (default: 10,100,1000)",
+    )
+    _add_seconds(command, 10.0, "how long to measure each row")
+    command.add_argument(
+        "--staleness", type=_whole(0, 10**9), metavar="N", help="(default: 2 for each connection)"
+    )
+
+
+def _run_scale(given: argparse.Namespace, say: Say) -> dict[str, Any]:
+    from w5xde.bench.scale import ScaleOptions, run_scale
+
+    return run_scale(ScaleOptions(given.nodes, given.seconds, given.staleness), say)
+
+
+BENCHES: dict[str, Bench] = {
+    "seed": Bench(
+        "the first system's benchmark, counted strictly, beside what this machine allows",
+        """examples:
+  w5xde bench seed
+  w5xde bench seed --mode sync --seconds 10
+  w5xde bench seed --nodes 4 --json > seed.json
+  w5xde bench seed --runs runs            keep the run, for  w5xde audit latest""",
+        _seed_flags,
+        _run_seed,
+    ),
+    "evolution": Bench(
+        "the first system's stages, buffers and logging, beside what it reported then",
+        """examples:
+  w5xde bench evolution
+  w5xde bench evolution --studies stages --seconds 30 --plot evolution.png""",
+        _evolution_flags,
+        _run_evolution,
+    ),
+    "codecs": Bench(
+        "ratio and speed of each codec on real gradients, beside a bare copy",
+        """examples:
+  w5xde bench codecs
+  w5xde bench codecs --plot codecs.png""",
+        _codecs_flags,
+        _run_codecs,
+    ),
+    "exchange": Bench(
+        "gradients up and parameters down, without compute, beside the loopback and gloo",
+        """examples:
+  w5xde bench exchange
+  w5xde bench exchange --params 25e6 --nodes 2 --optimizer adam     also what the coordinator holds""",
+        _exchange_flags,
+        _run_exchange,
+    ),
+    "peers": Bench(
+        "the same jobs on PyTorch DDP and, if installed, Ray, in turns; rows we lose included",
+        """examples:
+  w5xde bench peers
+  w5xde bench peers --rows seed-async,seed-sync --pairs 7 --plot peers.png""",
+        _peers_flags,
+        _run_peers,
+    ),
+    "scale": Bench(
+        "updates a second, latency and memory with many connections",
+        """examples:
+  w5xde bench scale
+  w5xde bench scale --nodes 10,1000 --seconds 5 --json""",
+        _scale_flags,
+        _run_scale,
+    ),
+}

@@ -1,0 +1,182 @@
+"""Processes for a measurement: forked, given a deadline that the kernel keeps, and gone afterwards.
+
+Forked rather than started anew, because loading torch ten times takes longer than most measurements. The
+process that forks must have one thread: it loads torch and computes nothing itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from w5xde.errors import TrainingError, UsageError, W5xdeError
+
+# What one process may take to load, connect and part, besides what it measures.
+OVERHEAD_SECONDS = 90.0
+# How much sooner than the kernel we lose patience, so that the error can be told.
+IMPATIENCE_SECONDS = 5.0
+# From "go" to the first moment that counts: every process has heard it by then.
+GO_SECONDS = 0.2
+
+
+class Line:
+    """One end of a conversation between two processes of a measurement, in JSON values."""
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        self._sock = sock
+        self._peer = peer
+        self._text = b""
+
+    def say(self, value: Any) -> None:
+        self._send({"value": value})
+
+    def fail(self, error: W5xdeError) -> None:
+        """The last word of somebody who could not do its work."""
+        with contextlib.suppress(OSError):
+            self._send({"error": error.what, "code": error.code, "why": error.why, "fix": error.fix})
+
+    def _send(self, said: dict[str, Any]) -> None:
+        self._sock.settimeout(OVERHEAD_SECONDS)
+        self._sock.sendall(msgspec.json.encode(said) + b"\n")
+
+    def hear(self, seconds: float = OVERHEAD_SECONDS) -> Any:
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._text:
+            self._sock.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                data = self._sock.recv(65536)
+            except TimeoutError:
+                raise self._silence(f"said nothing for {seconds:.0f} s") from None
+            except OSError as error:
+                raise self._silence(f"is gone: {error}") from None
+            if not data:
+                raise self._silence("ended without a word")
+            self._text += data
+        text, _, self._text = self._text.partition(b"\n")
+        said = msgspec.json.decode(text)
+        if "error" in said:
+            what = f"{self._peer}: {said['error']}"
+            raise TrainingError(what, code=said["code"], why=said["why"], fix=said["fix"])
+        return said["value"]
+
+    def _silence(self, what: str) -> TrainingError:
+        return TrainingError(f"{self._peer} {what}", code="W5-320")
+
+    def fileno(self) -> int:
+        """For those who wait for several things at a time."""
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+Work = Callable[[Line], Any]
+
+
+class Member:
+    """A forked process that does its work, talks to us, and in the end answers."""
+
+    def __init__(self, work: Work, name: str, seconds_max: float, siblings: Sequence[Member] = ()) -> None:
+        self._patience_seconds = seconds_max
+        ours, theirs = socket.socketpair()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            ours.close()
+            for sibling in siblings:
+                sibling.close()
+            _be_member(work, Line(theirs, "the benchmark"), seconds_max + IMPATIENCE_SECONDS)
+        theirs.close()
+        self._line = Line(ours, name)
+
+    def say(self, value: Any) -> None:
+        self._line.say(value)
+
+    def hear(self) -> Any:
+        """The next thing it says; the last one is its answer."""
+        return self._line.hear(self._patience_seconds)
+
+    def close(self) -> None:
+        self._line.close()
+
+    def end(self) -> None:
+        """See that it is gone, and everybody it started."""
+        self.close()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+@contextlib.contextmanager
+def crew(works: dict[str, Work], seconds: float) -> Iterator[list[Member]]:
+    """One process for each work, that measures for so long. All are gone when this is left, however it is."""
+    if not hasattr(os, "fork"):
+        raise UsageError("benchmarks need a system that can fork", code="W5-303", fix="run them on Linux")
+    members: list[Member] = []
+    try:
+        for name, work in works.items():
+            members.append(Member(work, name, seconds + OVERHEAD_SECONDS, members))
+        yield members
+    finally:
+        for member in members:
+            member.end()
+
+
+def run_apart(work: Work, name: str, seconds: float) -> Any:
+    """What one process answers, that measures for so long."""
+    with crew({name: work}, seconds) as [member]:
+        return member.hear()
+
+
+def start_together(members: list[Member], seconds: float) -> list[Any]:
+    """Once all are ready, let all measure during the same seconds; returns their answers."""
+    for member in members:
+        member.hear()
+    start = time.monotonic() + GO_SECONDS
+    for member in members:
+        member.say([start, start + seconds])
+    return [member.hear() for member in members]
+
+
+def warm_up() -> None:
+    """Load here, once, what every process would load for itself."""
+    import torch
+
+    torch.set_num_threads(1)
+    # The first optimizer imports a compiler.
+    torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
+
+
+def _be_member(work: Work, line: Line, seconds_max: float) -> None:
+    """Never returns. Ctrl-C reaches the whole group: our parent ends us when it means us."""
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, seconds_max)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Results are told over the line; stdout belongs to the parent.
+        os.dup2(2, 1)
+        line.say(work(line))
+    except W5xdeError as error:
+        line.fail(error)
+    except BaseException as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}, line {frame.lineno}"
+        line.fail(TrainingError(f"{type(error).__name__}: {error}", code="W5-320", why=where))
+    finally:
+        sys.stderr.flush()
+        os._exit(0)

@@ -1,0 +1,217 @@
+"""Light nodes: many connections in one process, that speak the real protocol and compute nothing.
+
+Each greets as a node does, and answers every Work at once with gradients that were computed once, for real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Any
+
+import torch
+
+import w5xde
+from w5xde.bench import jobs
+from w5xde.bench.crew import Line
+from w5xde.control.members import BEAT_SECONDS
+from w5xde.errors import TrainingError
+from w5xde.learn.enrol import prepare_node
+from w5xde.learn.trainer import Task
+from w5xde.messages import (
+    PROTOCOL_VERSION,
+    Answer,
+    Beat,
+    Bye,
+    Hello,
+    Message,
+    Ready,
+    Refuse,
+    Rejected,
+    Update,
+    Welcome,
+    Work,
+)
+from w5xde.protocol.session import NODE
+from w5xde.runtime.node import NODE_LIMITS
+from w5xde.runtime.transport import Connection, dial
+from w5xde.tree import Span
+
+# Half of what a coordinator lets greet at a time: those who are being closed count for a while too.
+WAVE = 32
+GRADIENTS_CAPTURED = 16
+
+
+class Captured:
+    """Gradients of real batches, in the bytes that travel, and what they took and lost."""
+
+    def __init__(self, welcome: Welcome) -> None:
+        parts = prepare_node(jobs.seed, welcome, torch.device("cpu"))
+        self.layout_digest = parts.layout_digest
+        self._given: deque[tuple[bytes, float]] = deque()
+        for index, batch in enumerate(jobs.read_batches(jobs.seed, jobs.BATCH_SIZE)[:GRADIENTS_CAPTURED]):
+            samples = len(batch[0])
+            outcome = parts.trainer.compute(Task(0, Span(0, 1), 1, samples, [(index, samples, batch)]))
+            self._given.append((outcome.vector.raw.numpy().tobytes(), outcome.loss_sum / samples))
+
+    def next(self) -> tuple[bytes, float]:
+        """A vector and its loss."""
+        self._given.rotate(-1)
+        return self._given[0]
+
+
+class Crowd:
+    """All light nodes of one process."""
+
+    def __init__(self, count: int, compute_seconds: float) -> None:
+        self._count = count
+        # What each node claims that a batch took it; it decides how many batches it is lent at a time.
+        self._compute_seconds = compute_seconds
+        self._captured: Captured | None = None
+        self._connections: set[Connection] = set()
+        self._greeting = asyncio.Semaphore(WAVE)
+        self._answered_at: dict[Connection, float] = {}
+        # What came before everybody was there: answering would keep the coordinator from greeting the rest.
+        self._held: list[tuple[Connection, Work]] | None = []
+        self.latencies: list[float] = []
+        self.updates = 0
+        self.rejected = 0
+        self._trouble = ""
+        self.is_over = asyncio.Event()
+
+    async def join(self, host: str, port: int) -> None:
+        """Connect everybody, a few at a time. Nobody answers yet."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.call_later(BEAT_SECONDS, self._beat)
+        async with asyncio.TaskGroup() as joining:
+            for number in range(self._count):
+                await self._greeting.acquire()
+                joining.create_task(self._join(f"light-{number + 1}", host, port))
+
+    def begin(self) -> None:
+        """From now on everybody answers."""
+        held, self._held = self._held or [], None
+        for connection, work in held:
+            self._answer(connection, work)
+
+    async def _join(self, name: str, host: str, port: int) -> None:
+        ready = asyncio.Event()
+
+        def heard(connection: Connection, message: Message, body: bytearray) -> None:
+            if isinstance(message, Work) and self._held is not None:
+                self._held.append((connection, message))
+            elif isinstance(message, Work):
+                self._answer(connection, message)
+            elif isinstance(message, Welcome):
+                self._captured = self._captured or Captured(message)
+                connection.send(Ready(self._captured.layout_digest))
+                ready.set()
+            elif isinstance(message, Rejected):
+                self.rejected += 1
+            elif isinstance(message, Refuse):
+                self._trouble = message.what
+                ready.set()
+            elif isinstance(message, Bye):
+                connection.close()
+
+        def opened(connection: Connection) -> None:
+            self._connections.add(connection)
+
+        def lost(connection: Connection, reason: str) -> None:
+            self._connections.discard(connection)
+            ready.set()
+            if not self._connections:
+                self.is_over.set()
+
+        def make() -> Connection:
+            return Connection(
+                NODE, opened=opened, heard=heard, lost=lost, alive=lambda: None, limits=NODE_LIMITS
+            )
+
+        try:
+            connection = await dial(make, host, port)
+            connection.send(Hello(protocol=PROTOCOL_VERSION, package=w5xde.__version__, name=name))
+            await ready.wait()
+        finally:
+            self._greeting.release()
+
+    def _answer(self, connection: Connection, work: Work) -> None:
+        now = self._loop.time()
+        if connection in self._answered_at:
+            self.latencies.append(now - self._answered_at[connection])
+        answers, pieces = [], []
+        for loan in work.loans:
+            vector, loss = self._captured.next() if self._captured is not None else (b"", 0.0)
+            batches = loan.stop - loan.start
+            samples = sum(batch.samples for batch in loan.batches)
+            seconds = batches * self._compute_seconds
+            answers.append(Answer(loan.lease, loss_sum=loss * samples, seconds=seconds))
+            pieces.append(vector)
+            self.updates += batches
+        connection.send(Update(work.version, answers), pieces)
+        self._answered_at[connection] = self._loop.time()
+
+    def _beat(self) -> None:
+        self._loop.call_later(BEAT_SECONDS, self._beat)
+        for connection in self._connections:
+            if connection.session.may_say(Beat):
+                connection.send(Beat())
+
+    @property
+    def lost(self) -> int:
+        """Connections that are gone, or never came to be."""
+        return self._count - len(self._connections)
+
+    def require_everybody(self) -> None:
+        if self.lost:
+            raise TrainingError(
+                f"{self.lost} of {self._count} light nodes could not join", code="W5-321", why=self._trouble
+            )
+
+
+def be_crowd(line: Line, count: int, compute_seconds: float) -> dict[str, Any]:
+    """The process of all light nodes: hears an address, says when all are there, is told when to count."""
+    # That a connection breaks while it is written to is counted, not told a thousand times.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    host, port = line.hear()
+    return asyncio.run(_be_crowd(line, count, compute_seconds, host, port))
+
+
+async def _be_crowd(line: Line, count: int, compute_seconds: float, host: str, port: int) -> dict[str, Any]:
+    crowd = Crowd(count, compute_seconds)
+    await crowd.join(host, port)
+    crowd.require_everybody()
+    line.say("everybody is here")
+    begun: list[tuple[int, int]] = []
+    found: dict[str, Any] = {}
+
+    def told() -> None:
+        word = line.hear()
+        if word == "answer":
+            crowd.begin()
+        elif word == "begin":
+            crowd.latencies.clear()
+            begun.append((crowd.updates, crowd.rejected))
+        else:
+            updates, rejected = begun[0]
+            found.update(
+                updates=crowd.updates - updates,
+                rejected=crowd.rejected - rejected,
+                latencies=quantiles(crowd.latencies),
+                lost=crowd.lost,
+            )
+            line.say(found)
+
+    asyncio.get_running_loop().add_reader(line.fileno(), told)
+    await crowd.is_over.wait()
+    return found
+
+
+def quantiles(seconds: list[float]) -> dict[str, float | None]:
+    """The middle, and what one in a hundred exceeds."""
+    ordered = sorted(seconds)
+    if not ordered:
+        return {"p50": None, "p99": None, "most": None}
+    last = len(ordered) - 1
+    return {"p50": ordered[last // 2], "p99": ordered[int(last * 0.99)], "most": ordered[-1]}

@@ -1,0 +1,170 @@
+"""A contestant: PyTorch's DistributedDataParallel over gloo, at its best.
+
+The same model, data, batch size and optimizer; one process for each node, one thread in each, batches read
+beforehand. A step is one batch of each process, summed by all-reduce.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from w5xde.bench.crew import Line, Work, crew
+from w5xde.bench.jobs import SEED, loss_of, read_batches
+from w5xde.learn.build import build_model
+from w5xde.learn.device import use_threads
+from w5xde.learn.job import Job
+
+GLOO_TIMEOUT_SECONDS = 60.0
+# How often the processes agree on whether to go on: seldom enough to cost nothing.
+CHUNK_SECONDS = 0.1
+CHUNK_STEPS_MAX = 2000
+EPOCHS_READ = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What a contestant did in its window."""
+
+    processes: int
+    batches: int
+    steps: int
+    seconds: float
+    batches_per_second: float
+    cpu_us_per_batch: float
+    loss_all_samples: float | None
+
+    def summary(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run_ddp(job: Job, processes: int, batch_size: int, seconds: float, *, bf16: bool = False) -> Exchanged:
+    """Train for so long, after a warm-up; `bf16` sends gradients in half the bytes."""
+
+    def train(rank: int) -> tuple[Callable[[], None], Callable[[], float | None]]:
+        model = build_model(job, SEED)
+        parallel = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
+        everybody: Any = dist.group.WORLD
+        if bf16:
+            # Wrapped: by its name alone the hook is refused where there is no GPU, although gloo sums bf16.
+            parallel.register_comm_hook(
+                None, lambda group, bucket: default_hooks.bf16_compress_hook(group or everybody, bucket)
+            )
+        optimizer = job.optimizer(model.parameters())
+        scheduler = job.scheduler(optimizer) if job.scheduler is not None else None
+        batches = read_batches(job, batch_size, epochs=EPOCHS_READ)[rank::processes]
+        at = 0
+
+        def step() -> None:
+            nonlocal at
+            job.loss(parallel, batches[at % len(batches)]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            if scheduler is not None:
+                scheduler.step()
+            at += 1
+
+        return step, lambda: loss_of(job, model, batch_size) if rank == 0 else None
+
+    return _run(train, processes, seconds)
+
+
+def run_all_reduce(parameters: int, processes: int, seconds: float) -> Exchanged:
+    """Nothing but the exchange: a flat vector of this many floats, summed over all processes."""
+
+    def reduce(rank: int) -> tuple[Callable[[], None], Callable[[], float | None]]:
+        vector = torch.zeros(parameters)
+        return lambda: dist.all_reduce(vector), lambda: None
+
+    return _run(reduce, processes, seconds)
+
+
+Prepare = Callable[[int], tuple[Callable[[], None], Callable[[], float | None]]]
+
+
+def _run(prepare: Prepare, processes: int, seconds: float) -> Exchanged:
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = Path(folder) / "gloo"
+        works = {
+            f"DDP process {rank + 1}": _work(prepare, meeting, rank, processes, seconds)
+            for rank in range(processes)
+        }
+        with crew(works, seconds) as members:
+            found = [member.hear() for member in members]
+    steps, spent = found[0]["steps"], found[0]["seconds"]
+    return Exchanged(
+        processes=processes,
+        batches=steps * processes,
+        steps=steps,
+        seconds=spent,
+        batches_per_second=steps * processes / spent,
+        cpu_us_per_batch=1e6 * sum(one["cpu_seconds"] for one in found) / (steps * processes),
+        loss_all_samples=found[0]["loss"],
+    )
+
+
+def _work(prepare: Prepare, meeting: Path, rank: int, processes: int, seconds: float) -> Work:
+    def work(line: Line) -> None:
+        line.say(_rank(prepare, meeting, rank, processes, seconds))
+        # Nobody goes before all have answered: who goes would break the others' last exchange.
+        line.hear()
+
+    return work
+
+
+# What a process of ours has made of gloo. Never let go of: torch waits for gloo's thread while it holds the
+# interpreter's lock, and that thread may be waiting for the lock. The process is ended instead.
+_kept: list[Any] = []
+
+
+def _rank(prepare: Prepare, meeting: Path, rank: int, processes: int, seconds: float) -> dict[str, Any]:
+    use_threads(1)
+    # A host name that does not resolve must not stop processes that are on one machine anyway.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{meeting}",
+        rank=rank,
+        world_size=processes,
+        timeout=timedelta(seconds=GLOO_TIMEOUT_SECONDS),
+    )
+    step, loss = prepare(rank)
+    _kept.append(step)
+    chunk = _chunk_steps(step)
+    done, cpu_before, began = 0, time.process_time(), time.monotonic()
+    while _agree(time.monotonic() - began < seconds):
+        for _ in range(chunk):
+            step()
+        done += chunk
+    spent, cpu = time.monotonic() - began, time.process_time() - cpu_before
+    return {"steps": done, "seconds": spent, "cpu_seconds": cpu, "loss": loss()}
+
+
+def _chunk_steps(step: Callable[[], None]) -> int:
+    """Warm up (the first steps build buckets), and see how many steps a moment has."""
+    for _ in range(3):
+        step()
+    began = time.monotonic()
+    for _ in range(5):
+        step()
+    seconds = torch.tensor([(time.monotonic() - began) / 5])
+    dist.broadcast(seconds, 0)
+    return max(1, min(CHUNK_STEPS_MAX, int(CHUNK_SECONDS / float(seconds))))
+
+
+def _agree(mine: bool) -> bool:
+    """What the first process says, so that all do the same number of steps."""
+    flag = torch.tensor([1.0 if mine else 0.0])
+    dist.broadcast(flag, 0)
+    return bool(flag.item())

@@ -1,0 +1,150 @@
+"""`bench exchange`: gradients up and parameters down, without compute, beside the loopback and gloo.
+
+One exchange is one step of sync mode with a batch for each node: every node sends a gradient as large as the
+model and gets the model back. A bare stream would need `nodes · 2 · 4 · parameters` bytes for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from w5xde.bench import jobs
+from w5xde.bench.crew import warm_up
+from w5xde.bench.ddp import run_all_reduce
+from w5xde.bench.limits import copy_limit, stream_limit
+from w5xde.bench.meter import machine
+from w5xde.bench.product import Run, count_again, run_product
+from w5xde.bench.seed import Say, runs_folder
+from w5xde.bench.stats import quotient
+from w5xde.bench.wishes import known, settings_for
+from w5xde.config import Settings
+from w5xde.errors import UsageError
+
+FLOAT_BYTES = 4
+# However slow the exchange is, a run ends after this many times what it is measured for.
+SECONDS_FACTOR = 6
+STREAM_SECONDS_MAX = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeOptions:
+    """What can be chosen."""
+
+    parameters: tuple[int, ...] = (1_000_000, 25_000_000)
+    nodes: tuple[int, ...] = (2, 4)
+    seconds: float = 5.0
+    optimizer: str = "sgd"
+    checkpoint_every: str = "off"
+    compress: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a row is compared with, measured before it and after it."""
+
+    tcp_bytes_per_second: float
+    unix_bytes_per_second: float
+
+
+def run_exchange(options: ExchangeOptions, say: Say) -> dict[str, Any]:
+    """A row for each size, number of nodes and road."""
+    _settings(options, 1, "default", "runs")
+    warm_up()
+    # Without the setting there is one road, which is TCP.
+    roads = ["tcp", "default"] if known("road") else ["default"]
+    rows = []
+    # Longer than other limits: a stream takes a while to find its speed.
+    seconds = min(STREAM_SECONDS_MAX, options.seconds / 3)
+    say("one bare stream, over TCP and a Unix socket")
+    before = _streams(seconds)
+    for parameters in options.parameters:
+        for nodes in options.nodes:
+            say(f"gloo all-reduce, {parameters:,} parameters, {nodes} processes")
+            gloo = run_all_reduce(parameters, nodes, min(options.seconds, 2.0))
+            for road in roads:
+                say(f"w5xde, {parameters:,} parameters, {nodes} nodes, road {road}")
+                rows.append(_row(options, parameters, nodes, road, gloo.steps / gloo.seconds))
+    say("one bare stream again")
+    after = _streams(seconds)
+    tcp = (before.tcp_bytes_per_second + after.tcp_bytes_per_second) / 2
+    for row in rows:
+        limit = tcp / (row["nodes"] * 2 * FLOAT_BYTES * row["parameters"])
+        row["limit_exchanges_per_second"] = limit
+        row["limit_ratio"] = quotient(row["exchanges_per_second"], limit)
+        row["limit_ratio_bytes"] = quotient(row["bytes_per_second"], tcp)
+    return {
+        "bench": "exchange",
+        "seconds": options.seconds,
+        "optimizer": options.optimizer,
+        "checkpoint_every": options.checkpoint_every,
+        "compress": options.compress,
+        "tcp_bytes_per_second": tcp,
+        "unix_bytes_per_second": (before.unix_bytes_per_second + after.unix_bytes_per_second) / 2,
+        "memcpy_bytes_per_second": copy_limit(seconds),
+        "rows": rows,
+        "audit_clean": all(row["audit_clean"] for row in rows),
+        "machine": machine(),
+    }
+
+
+def _streams(seconds: float) -> Beside:
+    return Beside(stream_limit(seconds, "tcp"), stream_limit(seconds, "unix"))
+
+
+def _row(options: ExchangeOptions, parameters: int, nodes: int, road: str, gloo: float) -> dict[str, Any]:
+    with runs_folder(None) as runs:
+        settings = _settings(options, nodes, road, runs)
+        job = jobs.exchange_job(parameters, options.optimizer)
+        run = run_product(
+            job, settings, name="w5xde.bench:exchange", window_seconds=options.seconds, measures_loss=False
+        )
+        count = count_again(run)
+    window = run.window
+    exchanges = window.per_second(window.steps)
+    state = parameters * (2 * FLOAT_BYTES + jobs.OPTIMIZERS[options.optimizer])
+    return {
+        "parameters": parameters,
+        "nodes": nodes,
+        "road": road,
+        "exchanges_per_second": exchanges,
+        "exchanges": window.steps,
+        "window_seconds": window.seconds,
+        "bytes_per_second": window.per_second(window.bytes_moved),
+        "gloo_exchanges_per_second": gloo,
+        "gloo_ratio": quotient(exchanges, gloo),
+        **_memory(run, state),
+        "batches": run.summary["batches"],
+        "batches_per_node": run.batches_per_node,
+        "ledger_batches": count.batches,
+        "audit_clean": count.is_clean,
+    }
+
+
+def _settings(options: ExchangeOptions, nodes: int, road: str, runs: str) -> Settings:
+    wishes: dict[str, Any] = {"road": "tcp"} if road == "tcp" else {}
+    if options.compress is not None:
+        wishes["compress"] = options.compress
+    settings, unknown = settings_for(
+        runs,
+        wishes,
+        mode="sync",
+        batch_size=1,
+        batches_per_step=nodes,
+        nodes=nodes,
+        seconds=SECONDS_FACTOR * options.seconds,
+        checkpoint_every=options.checkpoint_every,
+    )
+    if unknown:
+        raise UsageError(f"this version has no setting {', '.join(unknown)}", code="W5-210")
+    return settings
+
+
+def _memory(run: Run, state_bytes: int) -> dict[str, Any]:
+    """What the coordinator grew by, over parameters, optimizer state and one accumulator."""
+    grown = run.coordinator_memory_bytes
+    return {
+        "coordinator_memory_bytes": grown,
+        "coordinator_state_bytes": state_bytes,
+        "coordinator_memory_ratio": quotient(grown, state_bytes),
+    }

@@ -1,0 +1,161 @@
+"""The jobs that are measured. The first system's is here as it is in `examples/seed_mlp.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import TensorDataset
+
+from w5xde.learn.build import build_source
+from w5xde.learn.data import MapSource
+from w5xde.learn.job import Job
+
+BATCH_SIZE = 32
+SEED = 0
+# Batches a contestant reads beforehand; then it goes round. The data of the first system has 32.
+BATCHES_READ_MAX = 256
+
+
+def classify(model: nn.Module, batch: Any) -> Tensor:
+    inputs, labels = batch
+    return cross_entropy(model(inputs), labels)
+
+
+# --- the first system's benchmark: 430 parameters, a thousand samples ---------------------------------
+
+
+def seed_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 10))
+
+
+def seed_data() -> TensorDataset:
+    numbers = torch.randn(1000, 10, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(numbers, numbers.sum(1).floor().long() % 10)
+
+
+def seed_optimizer(params: Any) -> Optimizer:
+    return torch.optim.Adam(params, lr=0.02, betas=(0.0, 0.99), fused=True)
+
+
+def seed_scheduler(optimizer: Optimizer) -> LambdaLR:
+    return LambdaLR(optimizer, lambda step: (1 + step / 250) ** -0.5)
+
+
+seed = Job(
+    model=seed_model, data=seed_data, loss=classify, optimizer=seed_optimizer, scheduler=seed_scheduler
+)
+
+# --- a model of 25 million parameters -----------------------------------------------------------------
+
+LARGE_WIDTH = 2875
+LARGE_LAYERS = 3
+LARGE_SAMPLES = 512
+
+
+def large_model() -> nn.Module:
+    layers: list[nn.Module] = [nn.Linear(64, LARGE_WIDTH), nn.ReLU()]
+    for _ in range(LARGE_LAYERS):
+        layers += [nn.Linear(LARGE_WIDTH, LARGE_WIDTH), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(LARGE_WIDTH, 10))
+
+
+def large_data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(LARGE_SAMPLES, 64, generator=generator)
+    return TensorDataset(inputs, inputs[:, :10].argmax(1))
+
+
+def large_optimizer(params: Any) -> Optimizer:
+    return torch.optim.Adam(params, lr=1e-4, fused=True)
+
+
+large = Job(model=large_model, data=large_data, loss=classify, optimizer=large_optimizer)
+
+
+# --- what contestants do with a job -------------------------------------------------------------------
+
+
+def read_batches(job: Job, batch_size: int, *, epochs: int = 1) -> list[Any]:
+    """Batches as a run would lend them, ready to be used: reading them is nobody's burden."""
+    source = build_source(job, SEED, batch_size, shuffle=True)
+    if not isinstance(source, MapSource):
+        raise TypeError("a benchmark's job has a map-style data set")
+    batches = -(-source.samples // batch_size)
+    places = [(epoch, batch) for epoch in range(epochs) for batch in range(batches)]
+    return [source.read(*place) for place in places[:BATCHES_READ_MAX]]
+
+
+def loss_of(job: Job, model: nn.Module, batch_size: int) -> float:
+    """The loss over all the data (or as much of it as is read beforehand)."""
+    batches = read_batches(job, batch_size)
+    with torch.no_grad():
+        losses = [(float(job.loss(model, batch)), len(batch[0])) for batch in batches]
+    return sum(loss * samples for loss, samples in losses) / sum(samples for _, samples in losses)
+
+
+def parameter_count(job: Job) -> int:
+    return sum(parameter.numel() for parameter in job.model().parameters())
+
+
+# --- a gradient that costs nothing, to see what moving it costs -----------------------------------------
+
+EXCHANGE_SAMPLES = 4096
+# Bytes of optimizer state for each parameter.
+OPTIMIZERS = {"sgd": 0, "momentum": 4, "adam": 8}
+
+
+class Flat(nn.Module):
+    """One large parameter, and a gradient for it that is made once."""
+
+    def __init__(self, parameters: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(parameters))
+        self._gradient: Tensor | None = None
+
+    def gradient(self) -> Tensor:
+        if self._gradient is None:
+            # Noise, which compresses no better than real gradients do.
+            self._gradient = torch.randn(
+                self.weight.numel(), generator=torch.Generator().manual_seed(SEED)
+            ).mul_(1e-3)
+        return self._gradient
+
+
+class _Ready(torch.autograd.Function):
+    """A loss whose gradient is there already: nothing is computed, not even copied."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, model: Flat) -> Tensor:
+        ctx.model = model
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[None, None]:
+        # Returned, it would be copied: autograd only takes over what nobody else holds.
+        ctx.model.weight.grad = ctx.model.gradient()
+        return None, None
+
+
+def exchange_job(parameters: int, optimizer: str = "sgd") -> Job:
+    """All exchange and no work."""
+    makers: dict[str, Any] = {
+        "sgd": lambda params: torch.optim.SGD(params, lr=1e-6),
+        "momentum": lambda params: torch.optim.SGD(params, lr=1e-6, momentum=0.9),
+        "adam": lambda params: torch.optim.Adam(params, lr=1e-6, fused=True),
+    }
+
+    def ready(model: nn.Module, batch: Any) -> Tensor:
+        loss: Tensor = _Ready.apply(model.get_parameter("weight"), model)  # type: ignore[no-untyped-call]
+        return loss
+
+    return Job(
+        model=lambda: Flat(parameters),
+        data=lambda: TensorDataset(torch.zeros(EXCHANGE_SAMPLES, 1)),
+        loss=ready,
+        optimizer=makers[optimizer],
+    )

@@ -1,0 +1,61 @@
+"""The first system's way to serialise: lists of Python floats in a pickle. For `bench evolution` alone.
+
+The only module that may import pickle; nothing but the benchmark imports it. What is read was made by the
+benchmark's own processes, and still only lists and floats are accepted: no name is ever looked up.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from w5xde.errors import RemoteProtocolError
+from w5xde.learn.codecs import pipeline
+from w5xde.learn.codecs.numbers import Run
+from w5xde.learn.layout import Group
+
+NAME = "pickled"
+PROTOCOL = 5
+
+
+class _ListsOnly(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str) -> NoReturn:
+        raise RemoteProtocolError(f"a pickle that asks for {module_name}.{global_name}", code="W5-122")
+
+
+@lru_cache(maxsize=64)
+def _packed_bytes(counts: tuple[int, ...]) -> int:
+    """Every float takes nine bytes whatever it is, so the length follows from how many there are."""
+    return len(pickle.dumps([[0.5] * count for count in counts], protocol=PROTOCOL))
+
+
+class Pickled:
+    """A stage that turns each group of a vector into a list of floats, and all of them into one pickle."""
+
+    def runs(self, groups: Sequence[Group]) -> list[Run]:
+        return [Run(0, _packed_bytes(tuple(group.count for group in groups)), 1)]
+
+    def pack(self, raw: Tensor, groups: Sequence[Group]) -> Tensor:
+        lists = [_values(raw, group).double().tolist() for group in groups]
+        return torch.frombuffer(bytearray(pickle.dumps(lists, protocol=PROTOCOL)), dtype=torch.uint8)
+
+    def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[Group]) -> None:
+        lists = _ListsOnly(io.BytesIO(packed.numpy().tobytes())).load()
+        for group, values in zip(groups, lists, strict=True):
+            _values(raw, group).copy_(torch.tensor(values, dtype=torch.float64))
+
+
+def _values(raw: Tensor, group: Group) -> Tensor:
+    return raw[group.start : group.start + group.count * group.dtype.itemsize].view(group.dtype)
+
+
+@cache
+def register() -> None:
+    """Let specs name this stage, here and in processes forked from here."""
+    pipeline.register(NAME, Pickled())

@@ -1,0 +1,261 @@
+"""Our own contestant: a run of `w5xde` in a process tree of its own, watched from inside.
+
+What counts is what the coordinator has applied. The rate is measured over a window that begins a while after
+the first step and ends before the run does; the rate of the whole run is told beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from w5xde.api import Watcher, run_coordinator
+from w5xde.bench.crew import run_apart
+from w5xde.bench.jobs import loss_of
+from w5xde.bench.meter import (
+    cpu_seconds,
+    forget_peak,
+    lent_bytes,
+    peak_bytes,
+    pss_bytes,
+    resident_bytes,
+    tree,
+)
+from w5xde.config import Settings
+from w5xde.learn.job import Job
+from w5xde.runtime.auditing import audit_run
+from w5xde.runtime.coordinator import Coordinator
+
+# Looking costs more the more nodes there are; with few, steps may be long and are to be timed closely.
+LOOK_SECONDS = 0.1
+LOOK_SECONDS_IF_FEW = 0.02
+FEW_NODES = 4
+WARM_UP_SECONDS = 2.0
+# Of a short run no more than this part is left out of the window.
+WARM_UP_PART = 0.25
+
+
+class Window(msgspec.Struct):
+    """What happened between two moments of a run."""
+
+    seconds: float = 0.0
+    batches: int = 0
+    steps: int = 0
+    cpu_seconds: float = 0.0
+    bytes_moved: int = 0
+
+    @property
+    def batches_per_second(self) -> float | None:
+        return self.per_second(self.batches)
+
+    @property
+    def cpu_us_per_batch(self) -> float | None:
+        return 1e6 * self.cpu_seconds / self.batches if self.batches else None
+
+    def per_second(self, count: float) -> float | None:
+        """Nothing, rather than a guess, if the window holds no step."""
+        return count / self.seconds if self.steps else None
+
+
+class Run(msgspec.Struct):
+    """What a run of ours gave."""
+
+    summary: dict[str, Any]
+    folder: str
+    reason: str
+    window: Window
+    warm_up_seconds: float
+    memory_pss_bytes: int | None
+    # How much the coordinator alone grew since just before the model was made, at most while it trained.
+    coordinator_memory_bytes: int | None
+    loss_sampled: float | None
+    loss_all_samples: float | None
+
+    @property
+    def batches_per_node(self) -> dict[str, int]:
+        return {node["name"]: node["batches"] for node in self.summary["nodes"]}
+
+    @property
+    def fairness(self) -> float | None:
+        """Most batches of a node over least; nothing if a node did nothing."""
+        counts = self.batches_per_node.values()
+        return max(counts) / min(counts) if counts and min(counts) else None
+
+    @property
+    def tells_compression(self) -> bool:
+        """Whether the run says what was compressed. One that does not may have ignored the setting."""
+        return self.summary.get("compression_ratio") is not None
+
+    @property
+    def loss_average(self) -> float | None:
+        return self.summary.get("loss_average", self.loss_sampled)
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """The ledger's own count of a run."""
+
+    is_clean: bool
+    batches: int
+    violations: list[str]
+
+
+def count_again(run: Run) -> Count:
+    """What the ledger says: every batch that was reported must be there, for each node."""
+    report = audit_run(Path(run.folder))
+    found = report.findings
+    wrong = list(found.violations)
+    if found.batches != run.summary["batches"]:
+        wrong.append(f"{run.summary['batches']} batches were reported, the ledger has {found.batches}")
+    for name, batches in run.batches_per_node.items():
+        recorded = found.nodes[name].batches if name in found.nodes else 0
+        if recorded != batches:
+            wrong.append(f"{batches} batches of {name} were reported, the ledger has {recorded}")
+    return Count(not wrong, found.batches, wrong)
+
+
+def run_product(
+    job: Job,
+    settings: Settings,
+    *,
+    name: str,
+    window_seconds: float | None = None,
+    measures_loss: bool = True,
+    has_view: bool = False,
+) -> Run:
+    """Train with these settings (which must say for how many seconds), in processes of its own.
+
+    With `window_seconds` the run ends sooner: when a window of that length has been measured. With `has_view`
+    it is shown as `settings.log` says, to nobody.
+    """
+    seconds = settings.seconds or 0.0
+    stopwatch = Stopwatch(window_seconds or seconds, settings.nodes, stops=window_seconds is not None)
+    watcher = _Shown(stopwatch, settings) if has_view else stopwatch
+    said = run_apart(
+        lambda line: _run(job, settings, name, stopwatch, watcher, measures_loss), "w5xde", seconds
+    )
+    return msgspec.convert(said, Run)
+
+
+def _run(
+    job: Job, settings: Settings, name: str, stopwatch: Stopwatch, watcher: Watcher, measures_loss: bool
+) -> Run:
+    before: list[int] = []
+
+    def model() -> Any:
+        if not before:
+            before.append(resident_bytes())
+        return job.model()
+
+    result = run_coordinator(replace(job, model=model), settings, watcher=watcher, name=name)
+    peak = stopwatch.peak_bytes
+    return Run(
+        summary=result.summary,
+        folder=str(result.folder.absolute()),
+        reason=result.reason,
+        window=stopwatch.window(),
+        warm_up_seconds=stopwatch.warm_up_seconds,
+        memory_pss_bytes=stopwatch.memory_pss_bytes,
+        coordinator_memory_bytes=peak - before[0] if peak is not None else None,
+        loss_sampled=stopwatch.loss,
+        loss_all_samples=loss_of(job, result.model, settings.batch_size) if measures_loss else None,
+    )
+
+
+class _Shown(Watcher):
+    """A stopwatch, and the view that a user would have, which nobody looks at."""
+
+    def __init__(self, stopwatch: Stopwatch, settings: Settings) -> None:
+        from w5xde.view import View
+
+        self._stopwatch = stopwatch
+        self._view = View(settings, io.StringIO())
+
+    def started(self, coordinator: Coordinator, settings: Settings, job_name: str) -> None:
+        self._view.started(coordinator, settings, job_name)
+        self._stopwatch.started(coordinator, settings, job_name)
+
+    def ended(self) -> None:
+        self._view.ended()
+
+
+class Stopwatch(Watcher):
+    """Looks at a run a few times a second, from the coordinator's own loop."""
+
+    def __init__(self, seconds: float, nodes: int, *, stops: bool) -> None:
+        self.warm_up_seconds = min(WARM_UP_SECONDS, WARM_UP_PART * seconds)
+        self.memory_pss_bytes: int | None = None
+        self.peak_bytes: int | None = None
+        self._seconds = seconds
+        self._stops = stops
+        self._look_seconds = LOOK_SECONDS if nodes > FEW_NODES else LOOK_SECONDS_IF_FEW
+        self._losses: list[float] = []
+        self._first_step_at: float | None = None
+        self._steps_seen = 0
+        self._begin: Window | None = None
+        self._end: Window | None = None
+        self._tree: list[int] = []
+
+    def started(self, coordinator: Coordinator, settings: Settings, job_name: str) -> None:
+        self._coordinator = coordinator
+        self._loop = asyncio.get_running_loop()
+        self._look()
+
+    def _look(self) -> None:
+        if self._coordinator.is_over:
+            return
+        self._loop.call_later(self._look_seconds, self._look)
+        status = self._coordinator.status()
+        # The window begins and ends with a step, or long steps would be cut.
+        if status.step == self._steps_seen:
+            return
+        self._steps_seen = status.step
+        now = self._loop.time()
+        if self._first_step_at is None:
+            self._first_step_at = now
+            # What trying the first batch took is over; what training takes counts.
+            forget_peak()
+        self.peak_bytes = peak_bytes()
+        if status.loss is not None:
+            self._losses.append(status.loss)
+        if now - self._first_step_at < self.warm_up_seconds:
+            return
+        # Dear, so twice only: when everybody is there, and in the middle.
+        if not self._tree:
+            self._tree = tree(os.getpid())
+        if self.memory_pss_bytes is None and now - self._first_step_at >= self._seconds / 2:
+            self._weigh()
+        self._end = Window(
+            seconds=now,
+            batches=status.batches,
+            steps=status.step,
+            cpu_seconds=cpu_seconds(self._tree),
+            bytes_moved=status.bytes_sent + status.bytes_received,
+        )
+        self._begin = self._begin or self._end
+        if self._stops and now - self._begin.seconds >= self._seconds:
+            self._coordinator.stop("measured")
+
+    def _weigh(self) -> None:
+        pss = pss_bytes(tree(os.getpid()))
+        # Our parent shares what it loaded with everybody here; a run of its own would have that to itself.
+        self.memory_pss_bytes = pss + lent_bytes(os.getppid()) if pss is not None else None
+
+    @property
+    def loss(self) -> float | None:
+        return sum(self._losses) / len(self._losses) if self._losses else None
+
+    def window(self) -> Window:
+        """From the end of the warm-up to the last look before the end."""
+        begin, end = self._begin, self._end
+        if begin is None or end is None:
+            return Window()
+        return Window(
+            **{key: getattr(end, key) - getattr(begin, key) for key in Window.__struct_fields__},
+        )

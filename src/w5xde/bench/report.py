@@ -1,0 +1,353 @@
+"""What a benchmark says on screen. Here alone figures get their units; what is not known is a dash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import IO, Any
+
+from rich.console import Console
+from rich.table import Table
+
+UNKNOWN = "–"
+PIPED_COLUMNS = 180
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def count(number: float | None) -> str:
+    return UNKNOWN if number is None else f"{number:,.0f}"
+
+
+def rate(number: float | None) -> str:
+    """So many a second; few of them with the digits that tell them apart."""
+    if number is None:
+        return UNKNOWN
+    return f"{number:,.0f}" if number >= 100 else f"{number:,.1f}" if number >= 10 else f"{number:,.2f}"
+
+
+def size(number: float | None) -> str:
+    if number is None:
+        return UNKNOWN
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if abs(number) >= unit:
+            return f"{number / unit:,.2f} {name}" if unit == 10**9 else f"{number / unit:,.1f} {name}"
+    return f"{number:,.0f} B"
+
+
+def speed(number: float | None) -> str:
+    return UNKNOWN if number is None else f"{size(number)}/s"
+
+
+def seconds(number: float | None) -> str:
+    if number is None:
+        return UNKNOWN
+    if number >= 1:
+        return f"{number:,.2f} s"
+    return f"{number * 1e3:,.1f} ms" if number >= 1e-3 else f"{number * 1e6:,.0f} µs"
+
+
+def micros(number: float | None) -> str:
+    return UNKNOWN if number is None else f"{number:,.0f} µs"
+
+
+def ratio(number: float | None) -> str:
+    return UNKNOWN if number is None else f"{number:.3f}" if number < 10 else f"{number:,.1f}"
+
+
+def times(number: float | None) -> str:
+    return UNKNOWN if number is None else f"{number:.2f}×"
+
+
+def loss(number: float | None) -> str:
+    return UNKNOWN if number is None else f"{number:.4f}"
+
+
+def least_and_most(
+    numbers: Iterable[float | None], shown: Callable[[float | None], str], *, spread: bool = False
+) -> str:
+    known = [number for number in numbers if number is not None]
+    if not known:
+        return UNKNOWN
+    if min(known) == max(known):
+        return shown(known[0])
+    text = f"{shown(min(known))} – {shown(max(known))}"
+    return f"{text}, spread {shown(max(known) - min(known))}" if spread else text
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def facts(out: Console, pairs: Iterable[tuple[str, str]]) -> None:
+    """What is known, line by line."""
+    for name, value in pairs:
+        out.print(f"  [dim]{name:<18}[/]{value}")
+
+
+def rows(headings: Sequence[str], lines: Iterable[Sequence[str]], *, words: int = 1) -> Table:
+    """A table whose first columns are words and whose others are figures."""
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for at, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if at < words else "right")
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def show(found: dict[str, Any], stream: IO[str]) -> None:
+    """A benchmark's results, for people."""
+    # Tables that nobody looks at in a terminal are not to be folded for one.
+    width = None if stream.isatty() else PIPED_COLUMNS
+    out = Console(file=stream, highlight=False, soft_wrap=True, width=width)
+    _SHOW[found["bench"]](out, found)
+    out.print(machine_line(found["machine"]), style="dim", markup=False)
+
+
+def machine_line(found: dict[str, Any]) -> str:
+    return (
+        f"{found['cores']} cores ({found['processor']}), Python {found['python']}, torch {found['torch']}, "
+        f"{found['torch_threads']} torch thread in each process"
+    )
+
+
+def show_seed(out: Console, found: dict[str, Any]) -> None:
+    out.print(
+        f"[bold]bench seed[/]  {found['mode']}, {found['nodes']} nodes, {found['parameters']} parameters, "
+        f"batches of {found['batch_size']}, {found['batches_per_step']} to a step"
+    )
+    nodes = found["per_node"]
+    speeds = (
+        f"[bold]{rate(found['batches_per_second'])}[/] over {seconds(found['window_seconds'])}, after a "
+        f"warm-up of {seconds(found['warm_up_seconds'])}; {rate(found['batches_per_second_whole'])} with it"
+    )
+    limit = (
+        f"{rate(found['limit_batches_per_second'])} batches/s forward and backward alone; "
+        f"ratio [bold]{ratio(found['limit_ratio'])}[/]"
+    )
+    cpu = (
+        f"{micros(found['cpu_us_per_batch'])}, of which outside forward and backward "
+        f"[bold]{micros(found['cpu_us_per_batch_outside'])}[/]"
+    )
+    losses = (
+        f"first {loss(found['loss_first'])}, last {loss(found['loss_last'])}, "
+        f"average {loss(found['loss_average'])}; "
+        f"over all samples in the end [bold]{loss(found['loss_all_samples'])}[/]"
+    )
+    network = (
+        f"{speed(found['bytes_per_second'])} in all, "
+        f"{least_and_most((n['bytes_per_second'] for n in nodes), speed)} a node, "
+        f"{size(found['bytes_per_batch'])} a batch"
+    )
+    network_time = least_and_most((n["seconds_network"] for n in nodes), seconds, spread=True)
+    encoding_time = least_and_most((n["seconds_encoding"] for n in nodes), seconds, spread=True)
+    shares = (
+        f"{least_and_most(found['batches_per_node'].values(), count)}, "
+        f"most/least [bold]{ratio(found['fairness'])}[/]"
+    )
+    verdict = "[green]clean[/]" if found["audit_clean"] else "[red]NOT CLEAN[/]"
+    facts(
+        out,
+        [
+            ("batches applied", f"{count(found['batches'])} in {seconds(found['seconds'])}"),
+            ("batches/s", speeds),
+            ("limit", limit),
+            ("CPU per batch", cpu),
+            ("epochs", count(found["epochs"])),
+            ("loss", losses),
+            ("network", network),
+            ("network time", f"{network_time} a node"),
+            ("compression time", f"{encoding_time} a node, ratio {times(found['compression_ratio'])}"),
+            ("memory (PSS)", f"{size(found['memory_pss_bytes'])}, all processes together"),
+            ("batches per node", shares),
+            ("ledger", f"{count(found['ledger_batches'])} batches, {verdict}"),
+        ],
+    )
+    for violation in found["audit_violations"]:
+        out.print(f"  VIOLATION: {violation}", markup=False)
+
+
+def show_evolution(out: Console, found: dict[str, Any]) -> None:
+    out.print(f"[bold]bench evolution[/]  {found['nodes']} nodes, {seconds(found['seconds'])} each")
+    out.print("  then: what the first system reported (computed, not applied); now: measured here (applied)")
+    for study in dict.fromkeys(row["study"] for row in found["rows"]):
+        chosen = [row for row in found["rows"] if row["study"] == study]
+        headings = ["b/s then", "now", "net then", "now", "net time then", "now", "memory then", "now"]
+        out.print(
+            rows(
+                [study, *headings, "ratio then", "now", "loss"],
+                [_evolution_row(row) for row in chosen],
+            )
+        )
+        for row in chosen:
+            if row["settings_missing"]:
+                missing = ", ".join(row["settings_missing"])
+                out.print(f"  {row['stage']}: measured without {missing}, which this version lacks")
+
+
+def _evolution_row(row: dict[str, Any]) -> list[str]:
+    then = row["then"]
+    return [
+        row["stage"] + ("*" if row["settings_missing"] else ""),
+        rate(then["batches_per_second"]),
+        rate(row["batches_per_second"]),
+        speed(then["bytes_per_second"]),
+        speed(row["bytes_per_second"]),
+        least_and_most(then["seconds_network"] or (), seconds),
+        least_and_most(row["seconds_network"] or (), seconds),
+        size(then["memory_bytes"]),
+        size(row["memory_pss_bytes"]),
+        times(then["compression_ratio"]),
+        times(row["compression_ratio"]),
+        loss(row["loss_all_samples"]),
+    ]
+
+
+def show_codecs(out: Console, found: dict[str, Any]) -> None:
+    memcpy = found["memcpy_bytes_per_second"]
+    out.print(f"[bold]bench codecs[/]  a bare copy: {speed(memcpy)}")
+    out.print(
+        rows(
+            ["codec", "data", "raw", "encoded", "ratio", "encode", "decode"],
+            [
+                [
+                    row["codec"],
+                    row["data"],
+                    size(row["raw_bytes"]),
+                    size(row["encoded_bytes"]),
+                    times(row["ratio"]),
+                    speed(row["encode_bytes_per_second"]),
+                    speed(row["decode_bytes_per_second"]),
+                ]
+                for row in found["rows"]
+            ],
+            words=2,
+        )
+    )
+
+
+def show_exchange(out: Console, found: dict[str, Any]) -> None:
+    out.print(
+        f"[bold]bench exchange[/]  {found['optimizer']}, checkpoints {found['checkpoint_every']}; "
+        f"one stream: TCP {speed(found['tcp_bytes_per_second'])}, "
+        f"Unix {speed(found['unix_bytes_per_second'])}; a copy: {speed(found['memcpy_bytes_per_second'])}"
+    )
+    out.print(
+        rows(
+            [
+                "parameters",
+                "nodes",
+                "road",
+                "exchanges/s",
+                "limit",
+                "ratio",
+                "gloo",
+                "ratio",
+                "memory",
+                "ratio",
+            ],
+            [
+                [
+                    count(row["parameters"]),
+                    count(row["nodes"]),
+                    row["road"],
+                    rate(row["exchanges_per_second"]),
+                    rate(row["limit_exchanges_per_second"]),
+                    ratio(row["limit_ratio"]),
+                    rate(row["gloo_exchanges_per_second"]),
+                    ratio(row["gloo_ratio"]),
+                    size(row["coordinator_memory_bytes"]),
+                    times(row["coordinator_memory_ratio"]),
+                ]
+                for row in found["rows"]
+            ],
+            words=3,
+        )
+    )
+    out.print("  memory: what the coordinator grew by, over parameters, optimizer state and one accumulator")
+
+
+def show_peers(out: Console, found: dict[str, Any]) -> None:
+    kept = found["pairs"] - found["pairs_dropped"]
+    out.print(f"[bold]bench peers[/]  {kept} pairs of {seconds(found['seconds'])}, in turns")
+    out.print(
+        rows(
+            [
+                "row",
+                "peer",
+                "verdict",
+                "nodes",
+                "w5xde b/s",
+                "peer b/s",
+                "ratio",
+                "95 %",
+                "loss",
+                "peer loss",
+            ],
+            [_peers_row(row) for row in found["rows"]],
+            words=3,
+        )
+    )
+
+
+def _peers_row(row: dict[str, Any]) -> list[str]:
+    if row["status"] != "measured":
+        return [row["title"], row["peer"], row["status"], count(row["nodes"]), *[UNKNOWN] * 6]
+    return [
+        row["title"],
+        row["peer"],
+        row["verdict"],
+        count(row["nodes"]),
+        rate(row["batches_per_second"]),
+        rate(row["peer_batches_per_second"]),
+        ratio(row["ratio"]),
+        f"{ratio(row['low'])} – {ratio(row['high'])}",
+        loss(row["loss_all_samples"]),
+        loss(row["peer_loss_all_samples"]),
+    ]
+
+
+def show_scale(out: Console, found: dict[str, Any]) -> None:
+    out.print(
+        f"[bold]bench scale[/]  {seconds(found['seconds'])} each; light nodes replay captured gradients"
+    )
+    out.print(
+        rows(
+            [
+                "nodes",
+                "updates/s",
+                "to first",
+                "CPU",
+                "p50",
+                "p99",
+                "memory each",
+                "joined in",
+                "refused",
+                "lost",
+            ],
+            [
+                [
+                    count(row["nodes"]),
+                    rate(row["updates_per_second"]),
+                    ratio(row["ratio_to_first"]),
+                    micros(row["cpu_us_per_update"]),
+                    seconds(row["latency_p50_seconds"]),
+                    seconds(row["latency_p99_seconds"]),
+                    size(row["memory_per_connection_bytes"]),
+                    seconds(row["join_seconds"]),
+                    count(row["updates_refused"]),
+                    count(row["connections_lost"]),
+                ]
+                for row in found["rows"]
+            ],
+        )
+    )
+
+
+_SHOW: dict[str, Callable[[Console, dict[str, Any]], None]] = {
+    "seed": show_seed,
+    "evolution": show_evolution,
+    "codecs": show_codecs,
+    "exchange": show_exchange,
+    "peers": show_peers,
+    "scale": show_scale,
+}

@@ -1,0 +1,183 @@
+"""`bench scale`: what more connections cost. One coordinator, and light nodes that answer at once.
+
+The coordinator is the real one, with ledger, checks and metrics; the nodes are connections of one process,
+which replay captured gradients. What is measured is the coordinator alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from w5xde.api import Result, Watcher, run_coordinator
+from w5xde.bench import jobs
+from w5xde.bench.crew import Line, Member, Work, crew, warm_up
+from w5xde.bench.crowd import be_crowd
+from w5xde.bench.meter import cpu_seconds, machine, resident_bytes
+from w5xde.bench.seed import Say, runs_folder
+from w5xde.bench.stats import quotient
+from w5xde.bench.wishes import settings_for
+from w5xde.config import Settings
+from w5xde.errors import UsageError
+from w5xde.runtime.auditing import audit_run
+from w5xde.runtime.coordinator import Coordinator
+
+# Descriptors that a process needs besides one for each connection.
+SPARE_DESCRIPTORS = 100
+# Longest time for everybody to come, in seconds for each connection, and at least.
+JOIN_SECONDS_EACH, JOIN_SECONDS_MIN = 0.05, 30.0
+SETTLE_SECONDS = 0.5
+IN_HAND = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleOptions:
+    """What can be chosen."""
+
+    nodes: tuple[int, ...] = (10, 100, 1000)
+    seconds: float = 10.0
+    # Nothing: as much as lets each node have two batches in hand, or refusals would be measured.
+    staleness: int | None = None
+    compute_seconds: float = 1e-4
+
+
+class Remote(Watcher):
+    """Lets another process ask how far a coordinator is, and stop it."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    def started(self, coordinator: Coordinator, settings: Settings, job_name: str) -> None:
+        self._coordinator = coordinator
+        asyncio.get_running_loop().add_reader(self._line.fileno(), self._told)
+        host, _, port = coordinator.address.rpartition(":")
+        self._line.say([host, int(port)])
+
+    def _told(self) -> None:
+        if self._line.hear() == "stop":
+            asyncio.get_running_loop().remove_reader(self._line.fileno())
+            self._coordinator.stop("measured")
+            return
+        status = self._coordinator.status()
+        self._line.say({"at": time.monotonic(), "batches": status.batches})
+
+
+def run_scale(options: ScaleOptions, say: Say) -> dict[str, Any]:
+    """A row for each number of connections."""
+    require_descriptors(max(options.nodes))
+    warm_up()
+    rows: list[dict[str, Any]] = []
+    for nodes in options.nodes:
+        say(f"{nodes:,} connections, for {options.seconds:g} s")
+        row = _row(options, nodes)
+        say(f"{row['updates_per_second']:,.0f} updates/s")
+        row["ratio_to_first"] = quotient(row["updates_per_second"], (rows or [row])[0]["updates_per_second"])
+        rows.append(row)
+    return {
+        "bench": "scale",
+        "seconds": options.seconds,
+        "compute_seconds_claimed": options.compute_seconds,
+        "rows": rows,
+        "audit_clean": all(row["audit_clean"] for row in rows),
+        "machine": machine(),
+    }
+
+
+def require_descriptors(nodes: int) -> None:
+    """Each connection takes a descriptor in both processes; refuse what the system would not give."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = nodes + SPARE_DESCRIPTORS
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < wanted:
+        raise UsageError(
+            f"{nodes} connections need {wanted} open files, and only {soft} are allowed here",
+            code="W5-241",
+            fix=f"ulimit -n {wanted}, or fewer --nodes",
+        )
+
+
+def _row(options: ScaleOptions, nodes: int) -> dict[str, Any]:
+    staleness = options.staleness if options.staleness is not None else IN_HAND * nodes
+    joining = max(JOIN_SECONDS_MIN, JOIN_SECONDS_EACH * nodes)
+    with runs_folder(None) as runs:
+        settings, _ = settings_for(
+            runs,
+            {},
+            mode="async",
+            nodes=0,
+            staleness=staleness,
+            # Only so that a coordinator that nobody stops ends.
+            seconds=joining + 10 * options.seconds + 60,
+        )
+
+        def coordinate(line: Line) -> dict[str, Any]:
+            result: Result = run_coordinator(
+                jobs.seed, settings, watcher=Remote(line), name="w5xde.bench.jobs:seed"
+            )
+            return {"folder": str(result.folder), "batches": result.summary["batches"]}
+
+        works: dict[str, Work] = {
+            "the light nodes": lambda line: be_crowd(line, nodes, options.compute_seconds),
+            "the coordinator": coordinate,
+        }
+        with crew(works, joining + 10 * options.seconds) as [crowd, coordinator]:
+            measured = _measure(crowd, coordinator, options.seconds)
+            coordinator.say("stop")
+            ended = coordinator.hear()
+        report = audit_run(Path(ended["folder"]))
+    grown = measured.pop("memory_grown_bytes")
+    return {
+        "nodes": nodes,
+        "staleness": staleness,
+        **measured,
+        "memory_per_connection_bytes": grown / nodes,
+        "batches": ended["batches"],
+        "ledger_batches": report.findings.batches,
+        "audit_clean": report.is_clean and report.findings.batches == ended["batches"],
+    }
+
+
+def _measure(crowd: Member, coordinator: Member, seconds: float) -> dict[str, Any]:
+    address = coordinator.hear()
+    before = resident_bytes(coordinator.pid)
+    joining = time.monotonic()
+    crowd.say(address)
+    crowd.hear()
+    joined = time.monotonic() - joining
+    after = resident_bytes(coordinator.pid)
+    crowd.say("answer")
+    time.sleep(SETTLE_SECONDS)
+    crowd.say("begin")
+    begin, cpu_begin = _ask(coordinator)
+    time.sleep(seconds)
+    end, cpu_end = _ask(coordinator)
+    crowd.say("end")
+    replayed = crowd.hear()
+    batches, spent = end["batches"] - begin["batches"], end["at"] - begin["at"]
+    return {
+        "updates": batches,
+        "window_seconds": spent,
+        "updates_per_second": batches / spent,
+        "updates_sent": replayed["updates"],
+        "updates_refused": replayed["rejected"],
+        "cpu_us_per_update": quotient(1e6 * (cpu_end - cpu_begin), batches),
+        "latency_p50_seconds": replayed["latencies"]["p50"],
+        "latency_p99_seconds": replayed["latencies"]["p99"],
+        "latency_most_seconds": replayed["latencies"]["most"],
+        "connections_lost": replayed["lost"],
+        "join_seconds": joined,
+        "memory_grown_bytes": after - before,
+    }
+
+
+def _ask(coordinator: Member) -> tuple[dict[str, Any], float]:
+    coordinator.say("how far?")
+    return coordinator.hear(), cpu_seconds([coordinator.pid])

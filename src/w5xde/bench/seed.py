@@ -1,0 +1,162 @@
+"""`bench seed`: the first system's benchmark, counted strictly, beside what this machine allows.
+
+Ten processes, 430 parameters, a thousand samples, batches of 32. The first system's figures counted batches
+that were computed; here a batch counts when its gradient has been applied, and the ledger must agree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from w5xde.bench import jobs
+from w5xde.bench.crew import warm_up
+from w5xde.bench.limits import ComputeLimit, compute_limit
+from w5xde.bench.meter import machine
+from w5xde.bench.product import Count, Run, count_again, run_product
+from w5xde.bench.stats import quotient
+from w5xde.bench.wishes import settings_for
+from w5xde.config import Settings
+
+Say = Callable[[str], None]
+
+SYNC_STEP_BATCHES = 32
+# A limit is measured for this part of the run's own time, before it and after it.
+LIMIT_PART = 0.1
+LIMIT_SECONDS_MAX = 2.0
+LIMIT_SECONDS_MIN = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class SeedOptions:
+    """What can be chosen."""
+
+    mode: str = "async"
+    nodes: int = 10
+    seconds: float = 30.0
+    batches_per_step: int | None = None
+    staleness: int | None = None
+    # Where the run is kept; a folder that is thrown away if nowhere.
+    runs: str | None = None
+
+    @property
+    def step_batches(self) -> int:
+        return self.batches_per_step or (SYNC_STEP_BATCHES if self.mode == "sync" else 1)
+
+
+def limit_seconds(seconds: float) -> float:
+    return max(LIMIT_SECONDS_MIN, min(LIMIT_SECONDS_MAX, LIMIT_PART * seconds))
+
+
+def run_seed(options: SeedOptions, say: Say) -> dict[str, Any]:
+    """The benchmark between two measurements of its limit."""
+    warm_up()
+    seconds = limit_seconds(options.seconds)
+    with runs_folder(options.runs) as runs:
+        say(f"forward and backward alone, for {seconds:.1f} s")
+        before = compute_limit(jobs.seed, jobs.BATCH_SIZE, seconds)
+        say(f"{options.nodes} nodes, {options.mode}, for {options.seconds:g} s")
+        settings, _ = seed_settings(options, runs)
+        run = run_product(jobs.seed, settings, name="w5xde.bench.jobs:seed")
+        say(f"forward and backward alone again, for {seconds:.1f} s")
+        after = compute_limit(jobs.seed, jobs.BATCH_SIZE, seconds)
+        say("counting the ledger again")
+        count = count_again(run)
+    return {
+        "bench": "seed",
+        "mode": options.mode,
+        "nodes": options.nodes,
+        "batch_size": jobs.BATCH_SIZE,
+        "batches_per_step": options.step_batches,
+        "parameters": jobs.parameter_count(jobs.seed),
+        **figures(run, [before, after], count),
+        "run": run.summary["run"],
+        "runs": options.runs,
+        "machine": machine(),
+    }
+
+
+@contextlib.contextmanager
+def runs_folder(kept: str | None) -> Iterator[str]:
+    """Where runs go: where the user said, or nowhere for long."""
+    if kept is not None:
+        yield kept
+        return
+    with tempfile.TemporaryDirectory(prefix="w5xde-bench-") as folder:
+        yield folder
+
+
+def seed_settings(
+    options: SeedOptions, runs: str, wishes: Mapping[str, Any] | None = None
+) -> tuple[Settings, list[str]]:
+    """Settings of the run, and which wishes could not be granted."""
+    more: dict[str, Any] = {} if options.staleness is None else {"staleness": options.staleness}
+    return settings_for(
+        runs,
+        wishes or {},
+        mode=options.mode,
+        batches_per_step=options.step_batches,
+        nodes=options.nodes,
+        seconds=options.seconds,
+        **more,
+    )
+
+
+def figures(run: Run, limits: list[ComputeLimit], count: Count) -> dict[str, Any]:
+    """The first system's whole report, and what it did not say."""
+    summary, window = run.summary, run.window
+    limit = sum(one.batches_per_second for one in limits) / len(limits)
+    limit_cpu = sum(one.cpu_us_per_batch for one in limits) / len(limits)
+    cpu = window.cpu_us_per_batch
+    moved = summary["bytes_sent"] + summary["bytes_received"]
+    return {
+        "batches": summary["batches"],
+        "seconds": summary["seconds"],
+        "epochs": summary["epochs"],
+        "steps": summary["steps"],
+        "warm_up_seconds": run.warm_up_seconds,
+        "window_seconds": window.seconds,
+        "window_batches": window.batches,
+        "batches_per_second": window.batches_per_second,
+        "batches_per_second_whole": summary["batches"] / summary["seconds"],
+        "limit_batches_per_second": limit,
+        "limit_ratio": quotient(window.batches_per_second, limit),
+        "limits": [one.summary() for one in limits],
+        "cpu_us_per_batch": cpu,
+        "cpu_us_per_batch_limit": limit_cpu,
+        "cpu_us_per_batch_outside": cpu - limit_cpu if cpu is not None else None,
+        "loss_first": summary["loss_first"],
+        "loss_last": summary["loss_last"],
+        "loss_average": run.loss_average,
+        "loss_all_samples": run.loss_all_samples,
+        "bytes_sent": summary["bytes_sent"],
+        "bytes_received": summary["bytes_received"],
+        "bytes_per_second": moved / summary["seconds"],
+        "bytes_per_batch": moved / summary["batches"],
+        "compression_ratio": summary.get("compression_ratio"),
+        "memory_pss_bytes": run.memory_pss_bytes,
+        "batches_per_node": run.batches_per_node,
+        "fairness": run.fairness,
+        "per_node": [_node(node, summary["seconds"]) for node in summary["nodes"]],
+        "batches_relent": summary["batches_relent"],
+        "ledger_batches": count.batches,
+        "audit_clean": count.is_clean,
+        "audit_violations": count.violations,
+    }
+
+
+def _node(node: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """One node's row; what the run does not measure is nothing, not zero."""
+    sent, received = node.get("bytes_sent"), node.get("bytes_received")
+    return {
+        "name": node["name"],
+        "batches": node["batches"],
+        "bytes_per_second": None if sent is None or received is None else (sent + received) / seconds,
+        "seconds_network": node.get("seconds_network"),
+        "seconds_encoding": node.get("seconds_encoding"),
+        "seconds_busy": node.get("seconds_busy"),
+        "seconds_waiting": node.get("seconds_waiting"),
+    }

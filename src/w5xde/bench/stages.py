@@ -1,0 +1,103 @@
+"""The first system's stages, studies and figures as data, and what each of them means here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+KB, MB = 1024, 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What the first system reported of a stage, over 30 s with ten nodes. Nothing where it said nothing."""
+
+    batches: int | None = None
+    batches_per_second: float | None = None
+    bytes_per_second: float | None = None
+    seconds_network: tuple[float, float] | None = None
+    memory_bytes: float | None = None
+    compression_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage: its name, what it set here, and what it gave there."""
+
+    name: str
+    about: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    then: Figures = field(default_factory=Figures)
+
+
+# In the first system's order. Its messages were pickles until the last stage, which sent tensors as they are.
+STAGES: tuple[Stage, ...] = (
+    Stage(
+        "early",
+        "512 KB buffers, pickles, no compression, chatty logging",
+        {"socket_buffer": 512 * KB, "compress": "pickled", "log": "verbose"},
+        Figures(2_733, 91, 326e3, (24, 24), 709.11e6, None),
+    ),
+    Stage(
+        "standard",
+        "pickle and zlib, 4 MB buffers",
+        {"socket_buffer": 4 * MB, "compress": "pickled | zlib:1"},
+        Figures(13_764, 459, 1.67e6, (14, 14), 755.39e6, 1.88),
+    ),
+    Stage(
+        "gradient compression",
+        "the same, compressed harder",
+        {"socket_buffer": 4 * MB, "compress": "pickled | zlib:9"},
+        Figures(10_339, 344, 834.88e3, (12.7, 12.7), 804.97e6, 2.02),
+    ),
+    Stage(
+        "adaptive",
+        "compression only where it pays, 8 MB buffers",
+        {"socket_buffer": 8 * MB, "compress": "auto"},
+        Figures(17_151, 572, 2.90e6, (10.40, 12.15), 767.87e6, 1.35),
+    ),
+    Stage(
+        "enhanced",
+        "16 MB buffers; its threshold of 512 KB is here found by measuring",
+        {"socket_buffer": 16 * MB, "compress": "auto"},
+        Figures(17_244, 575, 2.93e6, (10.37, 11.79), 767e6, 1.34),
+    ),
+    Stage(
+        "LZ4 frame",
+        "pickles in LZ4 frames",
+        {"socket_buffer": 16 * MB, "compress": "pickled | lz4frame"},
+        Figures(17_198, 573, 2.93e6, None, 767e6, 1.32),
+    ),
+    Stage(
+        "LZ4 block",
+        "pickles in LZ4 blocks",
+        {"socket_buffer": 16 * MB, "compress": "pickled | lz4"},
+        Figures(17_305, 577, 3.02e6, (10.54, 12.05), 767e6, 1.30),
+    ),
+    Stage(
+        "direct tensors",
+        "tensors as they are, LZ4 blocks",
+        {"socket_buffer": 16 * MB, "compress": "lz4"},
+        Figures(24_373, 812, 4.11e6, (12.81, 13.99), 767e6, 1.24),
+    ),
+    Stage("today", "the defaults of this version", {}),
+)
+
+BUFFERS: tuple[Stage, ...] = tuple(
+    Stage(f"{size} MB", f"socket buffers of {size} MB", {"socket_buffer": size * MB}, then)
+    for size, then in (
+        (1, Figures(bytes_per_second=1.2e6)),
+        (4, Figures(bytes_per_second=1.67e6)),
+        (8, Figures(bytes_per_second=2.90e6)),
+        # "No additional benefit".
+        (16, Figures(bytes_per_second=2.90e6)),
+    )
+)
+
+LOGGING: tuple[Stage, ...] = (
+    Stage("verbose", "everything is told", {"log": "verbose"}, Figures(bytes_per_second=1.67e6)),
+    Stage("normal", "a line now and then", {"log": "normal"}, Figures(bytes_per_second=2.90e6)),
+    Stage("silent", "nothing is told", {"log": "silent"}, Figures(bytes_per_second=2.90e6)),
+)
+
+STUDIES: dict[str, tuple[Stage, ...]] = {"stages": STAGES, "buffers": BUFFERS, "logging": LOGGING}

@@ -1,0 +1,314 @@
+"""Benchmarks are not timed here: each must run, say all that it promises, and nothing that is not so."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.system.harness import PATIENCE_SECONDS, ROOT, environment
+from w5xde.bench import codecs, command, plot, report
+from w5xde.bench.crew import crew, run_apart
+from w5xde.bench.peers import MATCHES
+from w5xde.bench.stages import STAGES, STUDIES
+from w5xde.bench.stats import compare
+from w5xde.cli import main
+from w5xde.errors import TrainingError
+from w5xde.runtime.auditing import audit_run
+
+PNG = b"\x89PNG\r\n\x1a\n"
+# One process for all: loading torch takes longer than these benchmarks.
+COMMANDS = {
+    "seed": ["--nodes", "3", "--seconds", "1", "--runs", "runs"],
+    "evolution": ["--studies", "stages,logging", "--nodes", "2", "--seconds", "0.3"],
+    "exchange": ["--params", "1e4,3e4", "--nodes", "2", "--seconds", "0.3", "--optimizer", "adam"],
+    "peers": ["--rows", "seed-sync,seed-ray", "--nodes", "2", "--pairs", "3", "--seconds", "0.4"],
+    "scale": ["--nodes", "2,6", "--seconds", "0.4"],
+}
+PROGRAM = """
+import json, sys
+from w5xde.cli import main
+for words in json.loads(sys.argv[1]):
+    if main(words):
+        sys.exit(f"{words} failed")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bench")
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> dict[str, dict[str, Any]]:
+    """What each benchmark prints with --json; its picture is drawn too."""
+    calls = [["bench", name, *words, "--json", "--plot", f"{name}.png"] for name, words in COMMANDS.items()]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(calls)],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        # Settings of the user's are not the benchmark's.
+        env=environment(W5XDE_BATCH_SIZE="7", W5XDE_SEED="5"),
+        timeout=2 * PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(COMMANDS), done.stdout
+    found = {result["bench"]: result for result in map(json.loads, lines)}
+    assert list(found) == list(COMMANDS)
+    return found
+
+
+def test_the_seeds_report_is_complete_and_every_ratio_is_the_quotient_of_its_figures(results):
+    seed = results["seed"]
+    assert seed["batches_per_second"] == pytest.approx(seed["window_batches"] / seed["window_seconds"])
+    assert seed["batches_per_second_whole"] == pytest.approx(seed["batches"] / seed["seconds"])
+    limits = [limit["batches_per_second"] for limit in seed["limits"]]
+    assert len(limits) == 2
+    assert seed["limit_batches_per_second"] == pytest.approx(statistics.mean(limits))
+    assert seed["limit_ratio"] == pytest.approx(seed["batches_per_second"] / seed["limit_batches_per_second"])
+    assert seed["cpu_us_per_batch_outside"] == pytest.approx(
+        seed["cpu_us_per_batch"] - seed["cpu_us_per_batch_limit"]
+    )
+    counts = seed["batches_per_node"].values()
+    assert seed["fairness"] == pytest.approx(max(counts) / min(counts))
+    # Fewer, if the last ones lack a batch that somebody had in hand.
+    assert 0 < seed["epochs"] <= seed["batches"] // 32
+    assert seed["memory_pss_bytes"] > 10**7
+    assert seed["loss_average"] > 0
+    assert {"loss_first", "loss_last", "loss_all_samples", "compression_ratio"} <= set(seed)
+    assert [node["batches"] for node in seed["per_node"]] == list(counts)
+    assert seed["batch_size"] == 32
+    assert seed["parameters"] == 430
+
+
+def test_only_what_the_ledger_has_is_counted(results, folder):
+    seed = results["seed"]
+    found = audit_run(folder / "runs" / seed["run"])
+    assert found.is_clean
+    assert seed["audit_clean"]
+    assert seed["batches"] == seed["ledger_batches"] == found.findings.batches
+    assert seed["batches_per_node"] == {name: part.batches for name, part in found.findings.nodes.items()}
+    assert seed["window_batches"] <= seed["batches"]
+    for row in (*results["exchange"]["rows"], *results["scale"]["rows"], *results["evolution"]["rows"]):
+        assert row["audit_clean"]
+        assert row["batches"] == row["ledger_batches"]
+
+
+def test_an_exchange_stands_beside_the_bare_stream_and_gloo(results):
+    exchange = results["exchange"]
+    assert [(row["parameters"], row["nodes"]) for row in exchange["rows"] if row["road"] == "default"] == [
+        (10_000, 2),
+        (30_000, 2),
+    ]
+    for row in exchange["rows"]:
+        limit = exchange["tcp_bytes_per_second"] / (row["nodes"] * 2 * 4 * row["parameters"])
+        assert row["limit_exchanges_per_second"] == pytest.approx(limit)
+        assert row["exchanges_per_second"] == pytest.approx(row["exchanges"] / row["window_seconds"])
+        assert row["limit_ratio"] == pytest.approx(row["exchanges_per_second"] / limit)
+        assert row["gloo_ratio"] == pytest.approx(
+            row["exchanges_per_second"] / row["gloo_exchanges_per_second"]
+        )
+        # Parameters, two of Adam's for each, and one accumulator.
+        assert row["coordinator_state_bytes"] == 4 * 4 * row["parameters"]
+        assert row["coordinator_memory_ratio"] == pytest.approx(
+            row["coordinator_memory_bytes"] / row["coordinator_state_bytes"]
+        )
+
+
+def test_peers_are_compared_in_pairs_and_every_row_is_there(results):
+    peers = results["peers"]
+    measured, ray = peers["rows"]
+    assert [row["row"] for row in peers["rows"]] == ["seed-sync", "seed-ray"]
+    assert (ray["status"] == "not installed") == (importlib.util.find_spec("ray") is None)
+    pairs = list(zip(measured["ours"], measured["theirs"], strict=True))
+    # The first of three is dropped.
+    assert len(pairs) == 2
+    assert measured["ratios"] == pytest.approx(
+        [ours["batches_per_second"] / theirs["batches_per_second"] for ours, theirs in pairs]
+    )
+    assert measured["ratio"] == pytest.approx(statistics.median(measured["ratios"]))
+    for one in (*measured["ours"], *measured["theirs"]):
+        assert one["batches_per_second"] == pytest.approx(one["batches"] / one["seconds"])
+        assert one["loss_all_samples"] > 0
+    for ours in measured["ours"]:
+        assert ours["audit_clean"]
+        assert ours["ledger_batches"] == ours["batches_in_all"]
+
+
+def test_more_connections_are_compared_with_the_first_row(results):
+    first, second = results["scale"]["rows"]
+    assert first["ratio_to_first"] == 1.0
+    assert second["ratio_to_first"] == pytest.approx(
+        second["updates_per_second"] / first["updates_per_second"]
+    )
+    for row in (first, second):
+        assert row["updates_per_second"] == pytest.approx(row["updates"] / row["window_seconds"])
+        assert 0 < row["latency_p50_seconds"] <= row["latency_p99_seconds"] <= row["latency_most_seconds"]
+        assert row["connections_lost"] == 0
+        assert row["updates"] <= row["batches"]
+
+
+def test_every_stage_of_the_first_system_has_a_row_and_says_what_it_lacks(results):
+    rows = results["evolution"]["rows"]
+    assert [row["stage"] for row in rows if row["study"] == "stages"] == [stage.name for stage in STAGES]
+    assert [row["stage"] for row in rows if row["study"] == "logging"] == ["verbose", "normal", "silent"]
+    for row in rows:
+        assert set(row["settings_missing"]) <= set(row["settings"])
+        assert row["batches_per_second_whole"] == pytest.approx(row["batches"] / row["seconds"])
+    assert rows[7]["then"]["batches"] == 24_373
+
+
+def test_pictures_are_drawn(results, folder):
+    for name in results:
+        assert (folder / f"{name}.png").read_bytes().startswith(PNG), name
+
+
+def test_results_are_shown_as_tables_too(results, capsys):
+    for result in results.values():
+        report.show(result, sys.stdout)
+    shown = capsys.readouterr().out
+    for word in ("most/least", "reported", "exchanges/s", "not installed", "updates/s", "direct tensors"):
+        assert word in shown
+
+
+CODECS = {
+    "bench": "codecs",
+    "rows": [
+        {
+            "codec": codec,
+            "data": data,
+            "raw_bytes": 1000,
+            "encoded_bytes": 900,
+            "ratio": 1000 / 900,
+            "encode_bytes_per_second": 1e9,
+            "decode_bytes_per_second": 2e9,
+        }
+        for codec in ("lz4", "zstd:1")
+        for data in ("digits", "text")
+    ],
+    "memcpy_bytes_per_second": 9e9,
+    "machine": {"cores": 2, "processor": "x", "python": "3", "torch": "2", "torch_threads": 1},
+}
+
+
+def test_codecs_are_shown_and_drawn(tmp_path, capsys):
+    report.show(CODECS, sys.stdout)
+    assert "zstd:1" in capsys.readouterr().out
+    plot.draw("codecs", CODECS, tmp_path / "codecs.png")
+    assert (tmp_path / "codecs.png").read_bytes().startswith(PNG)
+
+
+def test_codecs_are_a_command_too(monkeypatch, capfd):
+    measured = {key: CODECS[key] for key in ("rows", "memcpy_bytes_per_second")}
+    monkeypatch.setattr(codecs, "measure", lambda seconds: measured)
+    assert main(["bench", "codecs", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert {key: found[key] for key in measured} == measured
+    assert found["bench"] == "codecs"
+
+
+# --- what it is made of -----------------------------------------------------------------------------
+
+
+def test_a_verdict_needs_the_whole_interval_on_one_side():
+    assert compare([1.2, 1.3, 1.25, 1.4]).verdict == "ahead"
+    assert compare([0.8, 0.7, 0.75, 0.9]).verdict == "behind"
+    assert compare([0.8, 1.3, 1.25, 0.9]).verdict == "even"
+    assert compare([1.0, 2.0, 3.0]) == compare([1.0, 2.0, 3.0])
+
+
+def test_the_command_knows_every_row_and_every_study():
+    assert tuple(MATCHES) == command.MATCH_NAMES
+    parser = command.build_parser()
+    assert parser.parse_args(["peers"]).rows == tuple(MATCHES)
+    assert parser.parse_args(["evolution"]).studies == tuple(STUDIES)
+
+
+def test_the_measured_job_is_the_example(monkeypatch):
+    from w5xde.bench import jobs
+    from w5xde.learn.build import build_model
+    from w5xde.learn.job import load_job
+
+    example = load_job(str(ROOT / "examples" / "seed_mlp.py"))
+    for mine, theirs in zip(jobs.seed.data().tensors, example.data().tensors, strict=True):
+        assert mine.equal(theirs)
+    models = [build_model(job, 0) for job in (jobs.seed, example)]
+    for mine, theirs in zip(*(model.parameters() for model in models), strict=True):
+        assert mine.equal(theirs)
+    optimizers = [
+        job.optimizer(model.parameters()) for job, model in zip((jobs.seed, example), models, strict=True)
+    ]
+    assert optimizers[0].defaults == optimizers[1].defaults
+
+
+def test_who_fails_says_so_and_nobody_is_left_behind():
+    told = pytest.raises(TrainingError, match="the second: ValueError: so it goes")
+    with crew({"the first": lambda line: line.hear(), "the second": _fail}, 1.0) as members, told:
+        members[1].hear()
+    assert not any(psutil.pid_exists(member.pid) for member in members)
+
+
+def _fail(line: object) -> None:
+    raise ValueError("so it goes")
+
+
+def test_who_is_killed_is_missed_at_once():
+    with pytest.raises(TrainingError, match="the victim ended without a word"):
+        run_apart(lambda line: os.kill(os.getpid(), signal.SIGKILL), "the victim", 1.0)
+
+
+# --- what is typed ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["seed", "--nodes", "0"], "--nodes"),
+        (["seed", "--nodes", "2.5"], "whole number"),
+        (["seed", "--seconds", "soon"], "'soon' is not a number"),
+        (["seed", "--seconds", "nan"], "--seconds"),
+        (["seed", "--plot", "seed.jpg"], "must end in .png"),
+        (["seed", "--plot", "nowhere/seed.png"], "there is no folder"),
+        (["exchange", "--params", "1e6,many"], "'many' is not a number"),
+        (["peers", "--rows", "seed-async,seed"], "'seed' is none of"),
+        (["scale", "--nodes", ""], "--nodes"),
+        (["race"], "invalid choice: 'race'"),
+        (["seed", "--secs", "3"], "Did you mean --seconds?"),
+    ],
+)
+def test_what_makes_no_sense_is_told_before_anything_is_measured(words, complaint, capsys):
+    assert main(["bench", *words]) == 2
+    shown = capsys.readouterr()
+    assert complaint in shown.err
+    assert shown.out == ""
+
+
+def test_without_matplotlib_a_picture_is_refused_with_the_line_that_installs_it(
+    monkeypatch, capsys, tmp_path
+):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "matplotlib" else find(name, *more)
+    )
+    assert main(["bench", "seed", "--plot", str(tmp_path / "seed.png")]) == 2
+    assert 'pip install "w5xde[bench]"' in capsys.readouterr().err
+
+
+def test_help_has_examples(capsys):
+    for name in ("seed", "evolution", "codecs", "exchange", "peers", "scale"):
+        with pytest.raises(SystemExit):
+            main(["bench", name, "--help"])
+        shown = capsys.readouterr().out
+        assert f"w5xde bench {name}" in shown.partition("examples:")[2]
