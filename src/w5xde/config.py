@@ -57,8 +57,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int | None, Meta(description="batches in an optimizer step (default: 8 in sync mode, 1 in async)")
     ] = None
     staleness: Annotated[
-        int, Meta(ge=0, description="async: refuse an update computed more than this many steps ago")
-    ] = 16
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="async: updates are at most this many steps old (default: 32, or 4 for each node)"),
+    ] = None
     clip_norm: Annotated[float | None, Meta(description="clip the gradient of a step to this norm")] = None
     precision: Annotated[
         Literal["fp32", "bf16"], Meta(description="bf16: run the loss under bfloat16 autocast on the nodes")
@@ -99,6 +100,16 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         "127.0.0.1"
     )
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on (0: any free one)")] = 0
+    road: Annotated[
+        Literal["auto", "tcp"],
+        Meta(description="auto: nodes on the coordinator's machine come by a faster road; tcp: none does"),
+    ] = "auto"
+    socket_buffer: Annotated[
+        int, Meta(ge=0, le=2**30, description="bytes of each socket's buffers (0: the system adapts them)")
+    ] = 0
+    tcp_nodelay: Annotated[bool, Meta(description="send small messages at once")] = True
+    tcp_keepalive: Annotated[bool, Meta(description="let the system look after silent connections")] = True
+    tcp_quickack: Annotated[bool, Meta(description="acknowledge what arrives at once")] = False
     device: Annotated[str, Meta(description="auto, cpu, cuda, cuda:N, mps or xpu")] = "auto"
     threads: Annotated[
         int,
@@ -188,7 +199,8 @@ _TRAINING = [
     "loader_workers",
     "compress",
 ]
-_PLACE = ["nodes", "device", "threads", "host", "port"]
+_SOCKETS = ["road", "socket_buffer", "tcp_nodelay", "tcp_keepalive", "tcp_quickack"]
+_PLACE = ["nodes", "device", "threads", "host", "port", *_SOCKETS]
 _KEEPING = [
     "checkpoint_every",
     "keep_checkpoints",
@@ -202,7 +214,7 @@ _SHOWING = ["log", "json"]
 COMMAND_SETTINGS: dict[str, list[str]] = {
     "train": [*_TRAINING, *_PLACE, *_KEEPING, *_SHOWING],
     "serve": [*_TRAINING, *_PLACE, *_KEEPING, *_SHOWING],
-    "join": ["node_name", "device", "wait", *_SHOWING],
+    "join": ["node_name", "device", "wait", *_SOCKETS, *_SHOWING],
     "demo": ["nodes", "name", "runs", *_SHOWING],
     "audit": ["runs", "json"],
     "export": ["runs", "json"],

@@ -26,8 +26,8 @@ Count = Annotated[int, Meta(ge=0, lt=2**62)]
 Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
 
 
-class Frozen(Struct, frozen=True, forbid_unknown_fields=True):
-    """What every message has in common: it never changes and has no field we do not know."""
+class Frozen(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What all messages have in common: they never change, have no unknown field, and omit what is usual."""
 
 
 # --- a batch, described -------------------------------------------------------------------------
@@ -114,6 +114,9 @@ class Hello(Frozen, frozen=True, tag="hello"):
     run: Label = ""
     device: Label = "cpu"
     torch: Label = ""
+    # Nodes on one machine share its cores, and take turns if there are more of them.
+    machine: Label = ""
+    cores: Count = 0
 
 
 class Rules(Frozen, frozen=True):
@@ -124,6 +127,8 @@ class Rules(Frozen, frozen=True):
     precision: Label
     threads: Count
     data: Label
+    # How nodes encode what they send: a spec, or `auto` to choose by what they measure.
+    compress: Label = "none"
     # Which of Python's and numpy's global generators the loss draws from; seeding costs time, so only these.
     seeds_python: bool = False
     seeds_numpy: bool = False
@@ -165,6 +170,7 @@ class Params(Frozen, frozen=True, tag="params"):
 
     version: Count
     whole: bool
+    codec: Label = "none"
 
 
 class Loan(Frozen, frozen=True, array_like=True):
@@ -184,10 +190,15 @@ class Work(Frozen, frozen=True, tag="work"):
 
     version: Count
     loans: list[Loan]
+    # Bytes a second at which this node's updates arrive, as far as it was measured; 0: not yet.
+    link: float = 0.0
 
 
 class Answer(Frozen, frozen=True, array_like=True):
-    """What one lease gave. Its vector is in the body, in the order of the answers; a failure has none."""
+    """What one lease gave. Its vector is in the body, in the order of the answers; a failure has none.
+
+    A vector that is encoded takes `body_bytes` of the body, any other as many as the layout says.
+    """
 
     lease: Count
     loss_sum: float = 0.0
@@ -196,14 +207,23 @@ class Answer(Frozen, frozen=True, array_like=True):
     absent: list[int] = []
     dropped: bool = False
     failure: Text = ""
+    codec: Label = "none"
+    body_bytes: Count = 0
 
 
 class Update(Frozen, frozen=True, tag="update"):
-    """Node: the answers to one Work."""
+    """Node: the answers to one Work, and where its time went since the last one."""
 
     version: Count
     answers: list[Answer]
     waited_seconds: float = 0.0
+    # Of the seconds of its answers, how many it was on a core.
+    core_seconds: float = 0.0
+    # Encoding and decoding; and sending and receiving, from the first byte to the last.
+    codec_seconds: float = 0.0
+    network_seconds: float = 0.0
+    # Bytes a second at which parameters and batches arrive here, as far as it was measured; 0: not yet.
+    link: float = 0.0
 
 
 class Cancel(Frozen, frozen=True, tag="cancel"):

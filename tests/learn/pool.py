@@ -97,7 +97,7 @@ class Node:
     def _answered(self, learner: Learner, outcome: Outcome) -> Contribution:
         body = bytearray(outcome.vector.raw.numpy())
         self.parts.trainer.recycle(outcome.vector)
-        return Contribution(learner.vector(body, 0), frozenset(outcome.absent), outcome.loss_sum)
+        return Contribution(learner.vectors(body, 1)[0], frozenset(outcome.absent), outcome.loss_sum)
 
 
 def train_in_pool(job: Job, settings: Settings, *, nodes: int, seed: int) -> Trained:

@@ -11,7 +11,8 @@ from w5xde.errors import JoinError, UsageError
 from w5xde.messages import Beat, Hello, Message, Params, Ready
 from w5xde.protocol.session import COORDINATOR, NODE, WORKING
 from w5xde.protocol.wire import Limits, encode
-from w5xde.runtime.transport import Connection, dial, listen
+from w5xde.runtime.roads import dial, listen
+from w5xde.runtime.transport import Connection
 
 LARGE = 8 * 1024 * 1024
 
@@ -22,11 +23,12 @@ class Ears:
     def __init__(self, side: str) -> None:
         self.messages: list[tuple[Message, bytes]] = []
         self.signs = 0
+        self.opened = asyncio.Event()
         self.lost = asyncio.Event()
         self.heard = asyncio.Event()
         self.connection = Connection(
             side,
-            opened=lambda connection: None,
+            opened=lambda connection: self.opened.set(),
             heard=self._heard,
             lost=lambda connection, reason: self.lost.set(),
             alive=self._alive,
@@ -41,13 +43,14 @@ class Ears:
         self.signs += 1
 
 
-async def pair() -> tuple[Ears, Ears]:
+async def pair(road: str = "tcp") -> tuple[Ears, Ears]:
     """A node and a coordinator, connected and past their greeting."""
     node, coordinator = Ears(NODE), Ears(COORDINATOR)
-    server = await listen(lambda: coordinator.connection, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    await dial(lambda: node.connection, "127.0.0.1", port)
-    server.close()
+    door = await listen(lambda: coordinator.connection, "127.0.0.1", 0, road)
+    port = door.address[1]
+    await dial(lambda: node.connection, "127.0.0.1", port, road)
+    await asyncio.wait_for(coordinator.opened.wait(), 5)
+    door.close()
     for ears in (node, coordinator):
         ears.connection.session.state = WORKING
     return node, coordinator
@@ -151,3 +154,34 @@ def test_every_message_of_the_greeting_fits_its_limit() -> None:
         protocol=1, package="x" * 200, name="n" * 64, run="r" * 200, device="d" * 200, torch="t" * 200
     )
     assert len(encode(longest)) < 4096
+
+
+def test_on_one_machine_the_shorter_road_is_taken_and_tcp_if_it_is_asked_for() -> None:
+    async def story() -> None:
+        families = {}
+        for road in ("auto", "tcp"):
+            node, coordinator = await pair(road)
+            transport = node.connection._transport
+            assert transport is not None
+            families[road] = transport.get_extra_info("socket").family
+            coordinator.connection.send(Params(1, whole=False), [bytes(LARGE)])
+            await asyncio.wait_for(node.heard.wait(), 10)
+            assert node.messages[0][1] == bytes(LARGE)
+            node.connection.abort()
+            await asyncio.wait_for(coordinator.lost.wait(), 5)
+        assert families == {"auto": socket.AF_UNIX, "tcp": socket.AF_INET}
+
+    asyncio.run(story())
+
+
+def test_without_the_shorter_road_a_node_comes_by_tcp() -> None:
+    async def story() -> None:
+        node, coordinator = Ears(NODE), Ears(COORDINATOR)
+        door = await listen(lambda: coordinator.connection, "127.0.0.1", 0, "tcp")
+        await dial(lambda: node.connection, "127.0.0.1", door.address[1], "auto")
+        await asyncio.wait_for(coordinator.opened.wait(), 5)
+        door.close()
+        node.connection.abort()
+        await asyncio.wait_for(coordinator.lost.wait(), 5)
+
+    asyncio.run(story())

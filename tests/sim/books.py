@@ -193,7 +193,8 @@ class Books:
             hand.leases.add(lease.id)
         allowed = WINDOW_LEASES
         if self._scenario.mode == "async":
-            allowed = max(1, (self._scenario.staleness + 1) // len(self._hands))
+            # Two frames, and all nodes together no more than half the staleness.
+            allowed = max(WINDOW_LEASES, (self._scenario.staleness + 1) // 2)
         require(
             len(hand.leases) <= allowed,
             f"{effect.node} holds {len(hand.leases)} leases, {allowed} are allowed",

@@ -166,7 +166,8 @@ class Desk:
     def readied(self, line: Line) -> None:
         if line.is_open_at_desk:
             line.is_ready = True
-            self.tell(ev.Joined(line.name))
+            slots = self._scenario.slots
+            self.tell(ev.Joined(line.name, "shared" if slots else "", slots))
 
     def beaten(self, line: Line) -> None:
         if line.is_open_at_desk and line.is_ready:

@@ -275,7 +275,7 @@ class Machine:
             answer = Answer(lease.id, total)
         uneven = self._rng.uniform(-1, 1) * self._world.scenario.unevenness
         self._after(
-            self.batch_seconds * lease.span.count * (1 + uneven),
+            self.batch_seconds * lease.span.count * max(0.1, 1 + uneven),
             self._compute,
             line,
             work,

@@ -78,7 +78,7 @@ class Scenario:
     reading_seconds: float = 0.0
     checking_seconds: float = 0.0
     tick_seconds: float = 0.1
-    # A batch takes up to this share more or less than usual.
+    # A batch takes up to this share more or less than usual (and at least a tenth of it).
     unevenness: float = 0.0
     faults: tuple[str, ...] = ()
     blows: tuple[Blow, ...] = ()
@@ -94,6 +94,8 @@ class Scenario:
     starting_seconds: float = 0.0
     # At which operations of the coordinator (effects and writes, counted over all its lives) it dies.
     deaths: tuple[Death, ...] = ()
+    # How many of the nodes can run at once on the one machine they share; 0: each has its own.
+    slots: int = 0
     steps: tuple[tuple[int, int, tuple[int, ...]], ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -162,7 +164,7 @@ class Scenario:
             reading_seconds=rng.choice((0.0, 0.0, 0.05)),
             checking_seconds=rng.choice((0.0, 0.0, 0.2, 2.0)),
             tick_seconds=rng.choice((0.1, 0.3, 0.9)),
-            unevenness=rng.choice((0.0, 0.1, 0.5)),
+            unevenness=rng.choice((0.0, 0.1, 0.5, 3.0)),
             faults=faults,
             blows=tuple(sorted(_blows(rng, faults, len(batch_seconds), expected))),
             joins_at=tuple(late) if "late" in faults else (),
@@ -175,6 +177,7 @@ class Scenario:
             writing_seconds=rng.choice((0.0, 0.01, 0.5)),
             starting_seconds=rng.choice((0.0, 0.1, 2.0)),
             deaths=_deaths(rng, faults),
+            slots=rng.choice((0, 0, 1, 2)),
         )
 
 

@@ -15,9 +15,10 @@ from w5xde.control import events as ev
 from w5xde.control import modes, work
 from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.cut import Accounts
+from w5xde.control.freely import Async
 from w5xde.control.leases import Lease, Leases
 from w5xde.control.members import Members
-from w5xde.control.modes import Async, Sync
+from w5xde.control.modes import Sync
 from w5xde.control.node import NodeCore
 from w5xde.control.plan import Cursor, Plan
 from w5xde.control.work import StepWork
@@ -54,7 +55,7 @@ def settle_forgets_to_end(self: Leases, lease: int, node: str) -> Lease | str:
 
 
 def takes_one_too_stale(self: Async, lease: Lease, version: int) -> str:
-    return "stale" if version - lease.version > self._staleness + 1 else ""
+    return "stale" if version - lease.version > self.staleness + 1 else ""
 
 
 def merges_in_order_of_arrival(self: PairwiseTree[Any], span: Any, value: Any) -> list[Any]:

@@ -35,7 +35,8 @@ from w5xde.messages import (
 )
 from w5xde.protocol.session import NODE
 from w5xde.runtime.node import NODE_LIMITS
-from w5xde.runtime.transport import Connection, dial
+from w5xde.runtime.roads import dial
+from w5xde.runtime.transport import Connection
 from w5xde.tree import Span
 
 # Half of what a coordinator lets greet at a time: those who are being closed count for a while too.

@@ -139,7 +139,7 @@ def show_seed(out: Console, found: dict[str, Any]) -> None:
         f"{size(found['bytes_per_batch'])} a batch"
     )
     network_time = least_and_most((n["seconds_network"] for n in nodes), seconds, spread=True)
-    encoding_time = least_and_most((n["seconds_encoding"] for n in nodes), seconds, spread=True)
+    encoding_time = least_and_most((n["seconds_codec"] for n in nodes), seconds, spread=True)
     shares = (
         f"{least_and_most(found['batches_per_node'].values(), count)}, "
         f"most/least [bold]{ratio(found['fairness'])}[/]"

@@ -156,7 +156,7 @@ def _node(node: dict[str, Any], seconds: float) -> dict[str, Any]:
         "batches": node["batches"],
         "bytes_per_second": None if sent is None or received is None else (sent + received) / seconds,
         "seconds_network": node.get("seconds_network"),
-        "seconds_encoding": node.get("seconds_encoding"),
+        "seconds_codec": node.get("seconds_codec"),
         "seconds_busy": node.get("seconds_busy"),
         "seconds_waiting": node.get("seconds_waiting"),
     }

@@ -39,9 +39,10 @@ from w5xde.control.events import (
     Stop,
     Ticked,
 )
+from w5xde.control.freely import Async
 from w5xde.control.leases import Lease, Leases
 from w5xde.control.members import Member, Members
-from w5xde.control.modes import Async, Mode, Sync
+from w5xde.control.modes import Mode, Sync
 from w5xde.control.plan import Plan
 from w5xde.control.saving import Saver
 from w5xde.control.tally import Tally
@@ -61,7 +62,7 @@ class CoreSettings:
     """What the core must know of the run's settings."""
 
     mode: str
-    staleness: int = 16
+    staleness: int | None = None
     seconds: float | None = None
     evaluate_every: int | None = None
     evaluates: bool = False
@@ -134,7 +135,7 @@ class CoordinatorCore:
     # --- who is here ------------------------------------------------------------------------------
 
     def _joined(self, event: Joined, now: float) -> list[Effect]:
-        member = self.members.join(event.node, now)
+        member = self.members.join(event.node, now, event.machine, event.slots)
         note = Note("joined", f"{event.node} joined", {"node": event.node})
         return [note, *self._lend([member], now)]
 
@@ -188,21 +189,22 @@ class CoordinatorCore:
     def _answered(self, event: Answered, now: float) -> list[Effect]:
         lease, member = self._settle(event.node, event.lease, now)
         if member is not None:
-            self.members.measured(member, event.batch_seconds, event.compute_seconds)
+            self.members.measured(member, event.batch_seconds, event.compute_seconds, event.core_share)
+        next_for = None if event.more else member
         if isinstance(lease, str):
-            return [Reject(event.node, event.lease, lease, fenced=True), *self._lend_to(member, now)]
+            return [Reject(event.node, event.lease, lease, fenced=True), *self._lend_to(next_for, now)]
         if member is not None:
             member.failures_in_a_row = 0
         self._aside_in_a_row = 0
         reason = self.mode.admit(lease, self.version)
         if reason:
             self.mode.give_back(lease)
-            return [Reject(event.node, event.lease, reason), *self._lend_to(member, now)]
-        effects: list[Effect] = [Fold(lease)]
+            return [Reject(event.node, event.lease, reason), *self._lend_to(next_for, now)]
+        effects: list[Effect] = [Fold(lease, self.version - lease.version)]
         complete = self.mode.take(lease)
         if complete is not None:
             effects += self._step(complete)
-        return effects + self._lend_to(member, now)
+        return effects + self._lend_to(next_for, now)
 
     def _failed(self, event: Failed, now: float) -> list[Effect]:
         lease, member = self._settle(event.node, event.lease, now)

@@ -19,9 +19,11 @@ from w5xde.tree import Span
 
 @dataclass(slots=True)
 class Joined:
-    """A node passed every check and may be lent work."""
+    """A node passed every check and may be lent work. Of those on one machine, `slots` can run at once."""
 
     node: str
+    machine: str = ""
+    slots: int = 1
 
 
 @dataclass(slots=True)
@@ -36,13 +38,17 @@ class Left:
 class Answered:
     """A node sent a usable vector for a lease; a batch took it this long, transfer and waiting included.
 
-    `compute_seconds` is the part of it that the node itself was busy.
+    `compute_seconds` is the part of it that the node itself was busy. If `more` answers came in the same
+    message, nothing new is lent before the last of them.
     """
 
     node: str
     lease: int
     batch_seconds: float
     compute_seconds: float | None = None
+    more: bool = False
+    # How much of that time the node needed a core.
+    core_share: float | None = None
 
 
 @dataclass(slots=True)
@@ -169,9 +175,10 @@ class Reject:
 
 @dataclass(slots=True)
 class Fold:
-    """Add the vector that came for this lease to its step's tree."""
+    """Add the vector that came for this lease to its step's tree; it was computed so many versions ago."""
 
     lease: Lease
+    staleness: int = 0
 
 
 @dataclass(slots=True)

@@ -5,8 +5,10 @@ Knows no sockets and no clock: callers pass `now`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+
+from w5xde.control.machines import Machine
 
 # Nodes beat every two seconds; three missed beats and a little make a silent node a dead one.
 SILENCE_SECONDS = 7.0
@@ -18,12 +20,15 @@ _NEWEST = 0.3
 _NEWEST_IF_ANOTHER = 0.7
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Member:
     """One node, from the coordinator's side."""
 
     name: str
     heard_at: float
+    machine: Machine
+    # Batches that may still be lent to it in this turn; below zero if it was lent too many.
+    turn_batches: int = 0
     # Seconds a batch takes there, transfer included; None until it is known.
     batch_seconds: float | None = None
     # Of these, what the node itself computes: what remains when everything else goes fast.
@@ -48,6 +53,9 @@ class Members:
 
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}
+        self._machines: dict[str, Machine] = {}
+        # How many of all can run at once.
+        self.parallel = 0
         self._ticked_at: float | None = None
         # Kept up to date rather than summed whenever somebody asks.
         self.pool_rate = 0.0
@@ -66,13 +74,25 @@ class Members:
     def get(self, name: str) -> Member | None:
         return self._members.get(name)
 
-    def join(self, name: str, now: float) -> Member:
+    def join(self, name: str, now: float, machine: str = "", slots: int = 1) -> Member:
+        """Take a node in; without the name of its machine it counts as one of its own."""
         if name in self._members:
             raise ValueError(f"{name} is here already")
         if self._ticked_at is None:
             self._ticked_at = now
-        member = self._members[name] = Member(name, heard_at=now, free_at=now, idle_since=now)
+        # The NUL keeps a node's own machine from being taken for one that somebody named.
+        place = self._machines.setdefault(machine or f"\0{name}", Machine(machine or f"\0{name}", slots))
+        member = Member(name, heard_at=now, machine=place, free_at=now, idle_since=now)
+        self._members[name] = member
+        self.parallel -= place.parallel
+        place.join(member)
+        self.parallel += place.parallel
         return member
+
+    def in_turn(self, candidates: Iterable[Member], now: float) -> list[Member]:
+        """Who may be lent work now, on the machines of these."""
+        machines = dict.fromkeys(member.machine for member in candidates)
+        return [member for machine in machines for member in machine.in_turn(now)]
 
     def leave(self, name: str) -> Member | None:
         member = self._members.pop(name, None)
@@ -80,6 +100,11 @@ class Members:
             self.pool_rate = sum(m.rate for m in self)
             self.measured_count -= member.batch_seconds is not None
             self.pending_batches -= member.pending_batches
+            self.parallel -= member.machine.parallel
+            member.machine.leave(member)
+            self.parallel += member.machine.parallel
+            if not len(member.machine):
+                del self._machines[member.machine.name]
         return member
 
     def heard(self, name: str, now: float) -> None:
@@ -91,6 +116,7 @@ class Members:
         """Note that the member holds a lease; returns when we expect it back."""
         member.pending[lease] = batches
         member.pending_batches += batches
+        member.turn_batches -= batches
         self.pending_batches += batches
         member.free_at = max(now, member.free_at) + batches * self.expected_batch_seconds(member)
         return member.free_at
@@ -104,8 +130,18 @@ class Members:
         if not member.pending:
             member.idle_since = now
 
-    def measured(self, member: Member, batch_seconds: float, compute_seconds: float | None = None) -> None:
+    def measured(
+        self,
+        member: Member,
+        batch_seconds: float,
+        compute_seconds: float | None = None,
+        core_share: float | None = None,
+    ) -> None:
         member.answers += 1
+        if core_share is not None:
+            self.parallel -= member.machine.parallel
+            member.machine.measured(core_share)
+            self.parallel += member.machine.parallel
         if member.answers == 1:
             return  # a first batch loads the model and warms up: it says nothing about the next
         computed = batch_seconds if compute_seconds is None else compute_seconds

@@ -1,14 +1,12 @@
 """Modes: who is lent which batches next, what is admitted, and when a step is complete.
 
-`Sync` works on one step at a time and splits it along the canonical tree; `Async` lends whole steps and
-takes each answer as it comes, within a bound of staleness. Both only decide: they touch no tensors,
-no sockets and no clock.
+`Sync` works on one step at a time and splits it along the canonical tree; `Async` (in `freely.py`) lends
+whole steps and takes each answer as it comes. Both only decide: they touch no tensors, no sockets, no clock.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterable
 
 from w5xde.control.leases import Lease, Leases
@@ -21,15 +19,10 @@ from w5xde.tree import Span, halves
 WINDOW_LEASES = 2
 # A lease shorter than this costs more to send than to compute.
 LEASE_SECONDS_MIN = 0.0005
-# Async: batches worth about this long travel together; small models would otherwise only send messages.
-FRAME_SECONDS = 0.004
-FRAME_LEASES_MAX = 64
 # A copy of a lease must promise to be sooner by this factor and margin, or replace one that is this late.
 COPY_FACTOR = 1.5
 COPY_MARGIN_SECONDS = 0.005
 OVERDUE_SECONDS_MIN = 0.05
-# Async: a node that beats but does not answer for this long (or four times what was expected) is overtaken.
-STUCK_SECONDS_MIN = 10.0
 # Nodes slower than this many times the pool's mean are asked whether they would finish in time.
 SLOW_FACTOR = 1.5
 # Spans are powers of two: a share this little short of the next one is rounded up to it.
@@ -127,7 +120,7 @@ class Sync(Mode):
         work = self._work
         if work is None:
             raise ValueError(f"no step is open for lease {lease.id}")
-        return self._completed(work) if work.take(lease.span, [_share(lease)]) else None
+        return self._completed(work) if work.take(lease.span, [share_of(lease)]) else None
 
     def set_aside(self, step: int, span: Span) -> StepWork | None:
         work = self._work
@@ -170,11 +163,15 @@ class Sync(Mode):
             candidates = self.members
         work = self._work
         found: list[list[Lease]] = []
+        # What failed may be for somebody else to try, who would not be in turn.
+        eligible = candidates if work.failures else self.members.in_turn(candidates, now)
         ordered = sorted(
-            candidates, key=lambda m: max(now, m.free_at) + self.members.expected_batch_seconds(m)
+            eligible,
+            key=lambda m: max(now, m.free_at) + self.members.expected_batch_seconds(m),
         )
         # Whoever is not measured yet counts as fast as the others, or the first known would take it all.
-        seconds = [(m.free_at, self.members.expected_batch_seconds(m)) for m in self.members]
+        working = self.members.in_turn(self.members, now)
+        seconds = [(m.free_at, self.members.expected_batch_seconds(m)) for m in working]
         pool_rate = sum(1.0 / each for _, each in seconds if each)
         busy = sum(max(0.0, free_at - now) / each for free_at, each in seconds if each)
         for held in range(WINDOW_LEASES):
@@ -183,7 +180,7 @@ class Sync(Mode):
                     break
                 if len(member.pending) != held or (held and member.batch_seconds is None):
                     continue
-                if not self._is_in_time(member, work, now):
+                if not self._is_in_time(member, working, work, now):
                     continue
                 share = self._fair_share(
                     member, (work.free_batches + busy) / pool_rate if pool_rate else 0.0, now
@@ -193,9 +190,9 @@ class Sync(Mode):
                     busy += span.count
                     found.append([self.lend(member, work, span, version, now)])
         if not work.free:
-            idle = [member for member in ordered if not member.pending]
+            idle = [member for member in candidates if not member.pending]
             for member in idle:
-                copy = self._worth_copying(member, len(idle), work, now)
+                copy = self._worth_copying(member, len(idle), work, now, in_turn=member in ordered)
                 if copy is not None:
                     found.append([self.lend(member, work, copy, version, now)])
         return found
@@ -209,28 +206,34 @@ class Sync(Mode):
         share = max(share, int(LEASE_SECONDS_MIN / member.batch_seconds), 1)
         return 1 << (share.bit_length() - 1)
 
-    def _is_in_time(self, member: Member, work: StepWork, now: float) -> bool:
+    def _is_in_time(self, member: Member, working: list[Member], work: StepWork, now: float) -> bool:
         """Whether the member would be done with one more batch before the others were done with all."""
         mine = self.members.expected_batch_seconds(member)
-        if work.failures or mine * self.members.pool_rate <= SLOW_FACTOR * len(self.members):
+        pool_rate = sum(other.rate for other in working)
+        if work.failures or mine * pool_rate <= SLOW_FACTOR * len(working):
             return True
-        others_rate = self.members.pool_rate - member.rate
+        others_rate = pool_rate - member.rate
         if others_rate <= 0:
             return True
         if not member.pending and now - member.idle_since > PROBE_FACTOR * mine:
             return True  # it may have been slow for once; if not, somebody copies the batch in time
         batches = work.free_batches + sum(
-            max(0.0, other.free_at - now) * other.rate for other in self.members if other is not member
+            max(0.0, other.free_at - now) * other.rate for other in working if other is not member
         )
         soonest = min(
             max(0.0, other.free_at - now) + self.members.expected_batch_seconds(other)
-            for other in self.members
+            for other in working
             if other is not member
         )
         return max(0.0, member.free_at - now) + mine <= max(batches / others_rate, soonest)
 
-    def _worth_copying(self, member: Member, idle: int, work: StepWork, now: float) -> Span | None:
-        """A span somebody else holds which this idle member would give sooner, the latest one first."""
+    def _worth_copying(
+        self, member: Member, idle: int, work: StepWork, now: float, *, in_turn: bool
+    ) -> Span | None:
+        """A span somebody else holds which this idle member would give sooner, the latest one first.
+
+        One that is not in turn has no core to itself: it only steps in for somebody who is overdue.
+        """
         mine = self.members.expected_batch_seconds(member)
         best: Span | None = None
         latest = 0.0
@@ -241,7 +244,7 @@ class Sync(Mode):
                 continue
             left = lease.expected_at - now
             overdue = max(OVERDUE_SECONDS_MIN, 0.5 * (lease.expected_at - lease.granted_at))
-            is_sooner = left > span.count * mine * COPY_FACTOR + COPY_MARGIN_SECONDS
+            is_sooner = in_turn and left > span.count * mine * COPY_FACTOR + COPY_MARGIN_SECONDS
             if (is_sooner or -left > overdue) and abs(left) > latest:
                 best, latest = span, abs(left)
         return best
@@ -261,125 +264,5 @@ class Sync(Mode):
         return None
 
 
-class Async(Mode):
-    """Every node works on steps of its own; an answer is applied as it comes, if it is fresh enough."""
-
-    def __init__(self, plan: Plan, members: Members, leases: Leases, staleness: int) -> None:
-        super().__init__(plan, members, leases)
-        self._staleness = staleness
-        self._works: dict[int, StepWork] = {}
-        self._applying: set[int] = set()
-        self._again: deque[StepWork] = deque()
-        self._overtaken: set[int] = set()
-
-    @property
-    def open_works(self) -> list[StepWork]:
-        return list(self._works.values())
-
-    @property
-    def is_settled(self) -> bool:
-        return not self._applying and (not self._works or self.is_closing)
-
-    def admit(self, lease: Lease, version: int) -> str:
-        work = self._works.get(lease.step.index)
-        if work is None:
-            return f"step {lease.step.index} is complete"
-        if work.tree.covers(lease.span):
-            return "somebody else was sooner"
-        if version - lease.version > self._staleness:
-            return f"computed on version {lease.version}, now {version}; the bound is {self._staleness}"
-        return ""
-
-    def take(self, lease: Lease) -> StepWork | None:
-        work = self._works[lease.step.index]
-        return self._completed(work) if work.take(lease.span, [_share(lease)]) else None
-
-    def set_aside(self, step: int, span: Span) -> StepWork | None:
-        work = self._works[step]
-        return self._completed(work) if work.take(span, []) else None
-
-    def _completed(self, work: StepWork) -> StepWork:
-        del self._works[work.plan.index]
-        self._applying.add(work.plan.index)
-        return work
-
-    def give_back(self, lease: Lease, *, failed: bool = False) -> StepWork | None:
-        work = self._works.get(lease.step.index)
-        if work is None:
-            return None
-        others = self.leases.of_step(lease.step.index)
-        if failed:
-            work.failed(lease.span, lease.node, others)
-        else:
-            work.give_back(lease.span, others)
-        if work.free:
-            self._again.append(work)
-        return work
-
-    def stepped(self, step: int) -> Iterable[Member]:
-        # Nobody waits for it: the version already counts the step.
-        self._applying.discard(step)
-        return ()
-
-    def overtake(self, now: float) -> None:
-        self._overtaken = {number for number in self._overtaken if self.leases.holds(number)}
-        for lease in self.leases:
-            patience = max(STUCK_SECONDS_MIN, 4 * (lease.expected_at - lease.granted_at))
-            if now - lease.expected_at > patience and lease.id not in self._overtaken:
-                work = self._works.get(lease.step.index)
-                if work is not None and not work.free:
-                    self._overtaken.add(lease.id)
-                    work.give_back(lease.span, ())
-                    self._again.append(work)
-
-    def grants(self, candidates: Iterable[Member], version: int, now: float) -> list[list[Lease]]:
-        found: list[list[Lease]] = []
-        if self.is_closing:
-            return found
-        in_flight_max = max(1, (self._staleness + 1) // max(1, len(self.members)))
-        for member in candidates:
-            frame = self._frame_leases(member, in_flight_max)
-            while not member.pending or (
-                len(member.pending) <= frame and len(member.pending) + frame <= in_flight_max
-            ):
-                leases = self._lend_some(member, frame, version, now)
-                if not leases:
-                    break
-                found.append(leases)
-        return found
-
-    def _frame_leases(self, member: Member, in_flight_max: int) -> int:
-        if not member.compute_seconds:
-            return 1
-        return max(1, min(int(FRAME_SECONDS / member.compute_seconds), in_flight_max // 2, FRAME_LEASES_MAX))
-
-    def _lend_some(self, member: Member, count: int, version: int, now: float) -> list[Lease]:
-        leases: list[Lease] = []
-        while len(leases) < count:
-            found = self._next_span(member)
-            if found is None:
-                break
-            leases.append(self.lend(member, *found, version, now))
-        return leases
-
-    def _next_span(self, member: Member) -> tuple[StepWork, Span] | None:
-        """A whole step, or what of one came back: after a failure batch by batch."""
-        for _ in range(len(self._again)):
-            work = self._again.popleft()
-            if work.plan.index not in self._works or not work.free:
-                continue
-            span = work.carve(member.name, work.plan.count, self.members)
-            if work.free:
-                self._again.append(work)
-            if span is not None:
-                return work, span
-        step = self.plan.next_step()
-        if step is None:
-            return None
-        work = self._works[step.index] = StepWork(step)
-        work.free, work.free_batches = [], 0
-        return work, Span(0, step.count)
-
-
-def _share(lease: Lease) -> Share:
+def share_of(lease: Lease) -> Share:
     return lease.span.start, lease.span.stop, lease.node, lease.id

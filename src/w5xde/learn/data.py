@@ -40,7 +40,7 @@ class MapSource:
 
     def __init__(self, dataset: Any, *, batch_size: int, seed: int, shuffle: bool) -> None:
         self.samples = _length(dataset)
-        self._dataset = dataset
+        self.dataset = dataset
         self._batch_size = batch_size
         self._seed = seed
         self._shuffle = shuffle
@@ -50,14 +50,14 @@ class MapSource:
 
     def indices(self, epoch: int, batch: int) -> torch.Tensor:
         start = batch * self._batch_size
-        return self._order(epoch)[start : start + self._batch_size]
+        return self.order(epoch)[start : start + self._batch_size]
 
     def read(self, epoch: int, batch: int) -> Any:
         return self.read_indices(self.indices(epoch, batch), batch_seed(self._seed, epoch, batch))
 
     def read_indices(self, indices: torch.Tensor, seed: int) -> Any:
         """The batch of these samples, read under this seed."""
-        dataset = self._dataset
+        dataset = self.dataset
         if type(dataset) is TensorDataset:  # a subclass may do more in its __getitem__
             # What default_collate would give, at a tenth of the cost; nothing random in it.
             return [tensor[indices] for tensor in dataset.tensors]
@@ -66,7 +66,8 @@ class MapSource:
         chosen = indices.tolist()
         return collate(_read(lambda: _fetch(dataset, chosen)))
 
-    def _order(self, epoch: int) -> torch.Tensor:
+    def order(self, epoch: int) -> torch.Tensor:
+        """The samples of an epoch, in the order in which they are read."""
         order = self._orders.get(epoch)
         if order is None:
             if self._shuffle:

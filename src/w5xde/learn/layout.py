@@ -77,8 +77,15 @@ class Blueprint:
         end = start + count * dtype.itemsize
         return -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
+    def parts(self, raw: Tensor) -> list[Tensor]:
+        """Typed views of the moving part's groups; of one vector, or of many that are rows."""
+        return [
+            raw[..., group.start : group.start + group.count * group.dtype.itemsize].view(group.dtype)
+            for group in self.moving_groups
+        ]
+
     def new_vector(self, device: torch.device | str = "cpu") -> Vector:
-        return Vector(torch.empty(self.moving_bytes, dtype=torch.uint8, device=device), self)
+        return Vector.over(torch.empty(self.moving_bytes, dtype=torch.uint8, device=device), self)
 
 
 def differences(ours: Layout, theirs: Layout) -> list[str]:
@@ -110,12 +117,14 @@ class Vector:
 
     __slots__ = ("parts", "raw")
 
-    def __init__(self, raw: Tensor, blueprint: Blueprint) -> None:
+    def __init__(self, raw: Tensor, parts: list[Tensor]) -> None:
         self.raw = raw
-        self.parts = [
-            raw[group.start : group.start + group.count * group.dtype.itemsize].view(group.dtype)
-            for group in blueprint.moving_groups
-        ]
+        self.parts = parts
+
+    @classmethod
+    def over(cls, raw: Tensor, blueprint: Blueprint) -> Vector:
+        """The vector that lies in these bytes."""
+        return cls(raw, blueprint.parts(raw))
 
     def add_(self, other: Vector) -> Vector:
         # For booleans torch's addition is "or": a flag is set if any batch set it.
@@ -213,7 +222,7 @@ class FlatModel:
                 tensor.data = view
                 self.tensors.append(tensor)
                 self._places.append((tensor, view, view.data_ptr()))
-        self.moving = Vector(self.state[: self.blueprint.moving_bytes], self.blueprint)
+        self.moving = Vector.over(self.state[: self.blueprint.moving_bytes], self.blueprint)
 
     def load(self, raw: bytearray | memoryview, *, whole: bool) -> None:
         """Take over the parameters and buffers of a version."""

@@ -7,6 +7,7 @@ ever executed: a description says where each tensor lies in the body, and that i
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,18 @@ from w5xde.messages import Bytes, DictOf, Item, ListOf, TensorAt, TupleOf, Value
 ALIGNMENT_BYTES = 16
 # Deeper than anybody nests a batch, and far from what Python can follow.
 DEPTH_MAX = 32
+# What torch can copy as it is; the others (sub-byte and quantized ones) it copies as bytes.
+_USUAL = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8}
+
+
+@dataclass(slots=True)
+class Packed:
+    """A batch, ready to be sent."""
+
+    samples: int
+    item: Item
+    pieces: list[memoryview]
+    body_bytes: int
 
 
 class Packer:
@@ -61,11 +74,16 @@ class Packer:
         at = self.body_bytes
         raw = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
         self.pieces.append(raw.data)
-        padding = -raw.nbytes % ALIGNMENT_BYTES
+        padding = padding_of(raw.nbytes)
         if padding:
             self.pieces.append(memoryview(bytes(padding)))
         self.body_bytes += raw.nbytes + padding
         return TensorAt(dtype_name(tensor.dtype), tuple(tensor.shape), at, tensor.requires_grad)
+
+
+def padding_of(count: int) -> int:
+    """Bytes after a tensor of this many, so that the next one is aligned."""
+    return -count % ALIGNMENT_BYTES
 
 
 def _plain(value: Any, where: str, *, is_key: bool = False) -> bool | int | float | str | None:
@@ -127,10 +145,13 @@ def _unpack_tensor(item: TensorAt, body: bytearray | memoryview, offset: int) ->
     if count == 0:
         tensor = torch.empty(item.shape, dtype=dtype)
     else:
-        raw = torch.frombuffer(body, dtype=torch.uint8, offset=start, count=count * dtype.itemsize)
         # A copy, because matrix kernels round differently by where in memory their inputs begin, and torch's
         # own memory always begins at the same alignment: without it the bits depend on who computes.
-        tensor = raw.clone().view(dtype).view(item.shape)
+        if dtype in _USUAL:
+            tensor = torch.frombuffer(body, dtype=dtype, offset=start, count=count).view(item.shape).clone()
+        else:
+            raw = torch.frombuffer(body, dtype=torch.uint8, offset=start, count=count * dtype.itemsize)
+            tensor = raw.clone().view(dtype).view(item.shape)
     if item.requires_grad:
         if not (dtype.is_floating_point or dtype.is_complex):
             raise RemoteProtocolError(f"a {item.dtype} tensor that requires a gradient", code="W5-120")

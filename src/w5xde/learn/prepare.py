@@ -78,6 +78,7 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         precision=settings.precision,
         threads=settings.threads,
         data=settings.data,
+        compress=settings.directions.up,
         seeds_python=trial.draws_python,
         seeds_numpy=trial.draws_numpy,
         data_samples=source.samples or 0,

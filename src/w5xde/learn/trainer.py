@@ -7,7 +7,6 @@ batches came to this node.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Variable
 
 from w5xde.learn.job import Job, describe
-from w5xde.learn.layout import FlatModel, Vector
+from w5xde.learn.layout import Blueprint, FlatModel, Vector
 from w5xde.learn.seeding import seed_numpy, seed_python, torch_seeder
 from w5xde.messages import MOVING, TRAINED, Rules
-from w5xde.tree import PairwiseTree, Span, batch_seed
+from w5xde.tree import Span, batch_seed, halves
 
 
 class BatchFailed(Exception):
@@ -56,6 +56,10 @@ class Trainer:
         self._flat = flat
         self._rules = rules
         self._device = device
+        self._on_cpu = device.type == "cpu"
+        self._autocasts = rules.precision == "bf16"
+        # A batch's weight in its step, as the tensor that backward starts from; there are few different ones.
+        self._weights: dict[float, Tensor] = {}
         self._seed_torch = torch_seeder(device)
         self._spare: list[Vector] = []
         self._buffers = _Buffers(flat)
@@ -67,6 +71,10 @@ class Trainer:
         ]
         self._parameters = [flat.tensors[i] for i in self._trained]
 
+    @property
+    def blueprint(self) -> Blueprint:
+        return self._flat.blueprint
+
     def load(self, raw: bytearray | memoryview, *, whole: bool) -> None:
         """Take over a version of the parameters."""
         self._flat.load(raw, whole=whole)
@@ -74,21 +82,28 @@ class Trainer:
 
     def compute(self, task: Task) -> Outcome:
         """The weighted sum of the gradients of a task's batches."""
-        tree: PairwiseTree[Vector] = PairwiseTree(task.count, self._merge)
-        loss_sum = 0.0
         absent = set(self._trained)
-        for position, (index, samples, batch) in enumerate(task.batches, start=task.span.start):
-            self._seed(batch_seed(self._rules.seed, task.epoch, index))
-            try:
-                loss = self._backward(batch, index, samples / task.samples)
-                vector = self._collect(absent)
-            except (Exception, SystemExit) as error:
-                # Whatever went wrong, the next batch starts from the version's buffers again.
-                self._buffers.undo()
-                raise error if isinstance(error, BatchFailed) else BatchFailed(describe(error)) from error
-            loss_sum += samples * loss
-            tree.put(Span(position, position + 1), vector)
-        return Outcome(tree.take(task.span), loss_sum, sorted(absent))
+        vector, loss_sum = self._sum(task, task.span, absent)
+        return Outcome(vector, loss_sum, sorted(absent))
+
+    def _sum(self, task: Task, span: Span, absent: set[int]) -> tuple[Vector, float]:
+        """The gradients of a part of the task, added in the canonical tree, and the sum of its losses."""
+        if span.count > 1:
+            left, right = halves(span)
+            vector, loss_sum = self._sum(task, left, absent)
+            other, other_loss_sum = self._sum(task, right, absent)
+            vector.add_(other)
+            self.recycle(other)
+            return vector, loss_sum + other_loss_sum
+        index, samples, batch = task.batches[span.start - task.span.start]
+        self._seed(batch_seed(self._rules.seed, task.epoch, index))
+        try:
+            loss = self._backward(batch, index, samples / task.samples)
+            return self._collect(absent), samples * loss
+        except (Exception, SystemExit) as error:
+            # Whatever went wrong, the next batch starts from the version's buffers again.
+            self._buffers.undo()
+            raise error if isinstance(error, BatchFailed) else BatchFailed(describe(error)) from error
 
     def recycle(self, vector: Vector) -> None:
         """Give back a vector that has been sent."""
@@ -105,19 +120,32 @@ class Trainer:
     def _backward(self, batch: Any, index: int, weight: float) -> float:
         for parameter in self._parameters:
             parameter.grad = None
-        with self._precision():
+        if self._autocasts:
+            with torch.autocast(self._device.type, dtype=torch.bfloat16):
+                loss = self._job.loss(self._flat.module, to_device(batch, self._device))
+        else:
             loss = self._job.loss(self._flat.module, to_device(batch, self._device))
-        # Not loss.backward(weight): given a gradient, torch first imports a package for symbolic algebra.
-        (loss * weight).backward()  # type: ignore[no-untyped-call]
-        value = float(loss.detach())
+        self._run_backward(loss, weight)
+        value = loss.item()
         if not math.isfinite(value):
             raise BatchFailed(f"the loss of batch {index} is {value}")
         return value
 
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        if self._rules.precision == "bf16":
-            return torch.autocast(self._device.type, dtype=torch.bfloat16)
-        return contextlib.nullcontext()
+    def _run_backward(self, loss: Tensor, weight: float) -> None:
+        """Gradients of `loss * weight`.
+
+        Torch's own `backward` takes a fifth of a small model's time before it reaches its engine, and given a
+        gradient it first imports a package for symbolic algebra: so a plain loss goes to the engine at once.
+        """
+        if type(loss) is not Tensor or loss.dim() or loss.dtype != torch.float32 or not self._on_cpu:
+            (loss * weight).backward()  # type: ignore[no-untyped-call]
+            return
+        scale = self._weights.get(weight)
+        if scale is None:
+            scale = self._weights[weight] = torch.tensor(weight, dtype=torch.float32)
+        Variable._execution_engine.run_backward(
+            (loss,), (scale,), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
 
     def _collect(self, absent: set[int]) -> Vector:
         """This batch's gradients, and how it changed the buffers, as one vector."""
@@ -126,8 +154,8 @@ class Trainer:
             # An unused parameter counts as zero in the sum; that it was unused is told beside it.
             pieces = [
                 torch.zeros(p.numel(), dtype=p.dtype, device=p.device)
-                if p.grad is None
-                else p.grad.reshape(-1)
+                if (gradient := p.grad) is None
+                else gradient.reshape(-1)
                 for p in parameters
             ]
             torch.cat(pieces, out=part)
@@ -137,11 +165,6 @@ class Trainer:
             )
         self._buffers.differences(vector.parts[len(self._gradient_groups) :])
         return vector
-
-    def _merge(self, left: Vector, right: Vector) -> Vector:
-        left.add_(right)
-        self.recycle(right)
-        return left
 
 
 _UNEXPECTED = (

@@ -73,6 +73,11 @@ class Decoder:
         self._body_filled = 0
         self._broken = False
 
+    @property
+    def is_in_body(self) -> bool:
+        """Whether a body has begun to arrive and is not complete."""
+        return self._message is not None
+
     def get_buffer(self) -> memoryview:
         """Where the next bytes belong: the rest of a body, or the scratch."""
         if self._message is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 
 import w5xde
@@ -12,13 +11,15 @@ from w5xde.control.cut import Cut
 from w5xde.control.ledger import Record
 from w5xde.control.plan import Plan
 from w5xde.errors import StorageError, UsageError
+from w5xde.learn.codecs.receiver import CodecReceiver
 from w5xde.learn.data import Start
+from w5xde.learn.learner import Learner
 from w5xde.learn.prepare import Prepared
 from w5xde.runtime.keeper import Keeper
-from w5xde.runtime.reception import Reception
+from w5xde.runtime.reception import Host, Reception
 from w5xde.runtime.recorder import Recorder
 from w5xde.runtime.restore import Restored
-from w5xde.runtime.transport import listen
+from w5xde.runtime.roads import Door, configure, listen
 
 
 def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | None) -> CoordinatorCore:
@@ -49,6 +50,26 @@ def start_of(plan: Plan) -> Start:
     """Where reading begins: at the plan's cursor, and what of its past is undone."""
     also = frozenset(key for step in plan.undone for key in step.keys)
     return Start(plan.cursor.epoch, plan.cursor.first, also)
+
+
+def receiver_of(learner: Learner, settings: Settings) -> CodecReceiver:
+    """Who decodes what nodes send."""
+    groups = learner.flat.blueprint.moving_groups
+    return CodecReceiver(settings.directions.up, groups, learner.vector_bytes)
+
+
+def open_reception(
+    host: Host, prepared: Prepared, settings: Settings, run: str, life: int, receiver: CodecReceiver
+) -> Reception:
+    return Reception(
+        host,
+        run=run,
+        incarnation=life,
+        layout=prepared.learner.flat.blueprint.layout,
+        rules=prepared.rules,
+        vector_bytes_max=receiver.body_bytes_max,
+        configure=lambda sock: configure(sock, settings),
+    )
 
 
 def first_records(
@@ -83,14 +104,14 @@ def open_ledger(
 
 async def listen_again(
     reception: Reception, settings: Settings, port_before: int | None, note: Callable[[str], None]
-) -> asyncio.Server:
+) -> Door:
     """Open the door: after a restart where it was before, so that nodes find it."""
     if settings.port == 0 and port_before:
         try:
-            return await listen(reception.make_connection, settings.host, port_before)
+            return await listen(reception.make_connection, settings.host, port_before, settings.road)
         except UsageError:
             note(f"port {port_before} is taken meanwhile; nodes from before must join anew")
-    return await listen(reception.make_connection, settings.host, settings.port)
+    return await listen(reception.make_connection, settings.host, settings.port, settings.road)
 
 
 def words_of(restored: Restored | None, core: CoordinatorCore, life: int) -> Iterator[tuple[str, str]]:

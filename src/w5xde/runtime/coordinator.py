@@ -29,18 +29,20 @@ from w5xde.learn.device import use_threads
 from w5xde.learn.job import describe
 from w5xde.learn.prepare import Prepared
 from w5xde.messages import Update
+from w5xde.runtime import begin
+from w5xde.runtime.accountant import Accountant
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.audience import Audience
-from w5xde.runtime.begin import build_core, listen_again, open_ledger, start_of, words_of
 from w5xde.runtime.desk import LendingDesk
 from w5xde.runtime.evaluator import Evaluator
 from w5xde.runtime.intake import Intake
 from w5xde.runtime.keeper import Keeper
 from w5xde.runtime.loader import Loader
 from w5xde.runtime.metrics import Meters
-from w5xde.runtime.reception import Peer, Reception
+from w5xde.runtime.reception import Peer
 from w5xde.runtime.recorder import Recorder
 from w5xde.runtime.restore import Restored
+from w5xde.runtime.roads import Door
 from w5xde.runtime.status import RunStatus
 
 # Below this an update is folded on the loop: it costs less than handing it to a thread.
@@ -72,15 +74,11 @@ class Coordinator:
         self._restored = restored
         self._is_whole = True
         cut = restored.cut if restored is not None else None
-        self._core = build_core(prepared, settings, keeper.life, cut)
-        self._loader = Loader(prepared.source, settings, start_of(self._core.plan))
-        self._reception = Reception(
-            self,
-            run=recorder.name,
-            incarnation=keeper.life,
-            layout=self._learner.flat.blueprint.layout,
-            rules=prepared.rules,
-            vector_bytes=self._learner.vector_bytes,
+        self._core = begin.build_core(prepared, settings, keeper.life, cut)
+        self._loader = Loader(prepared.source, settings, begin.start_of(self._core.plan))
+        self._receiver = begin.receiver_of(self._learner, settings)
+        self._reception = begin.open_reception(
+            self, prepared, settings, recorder.name, keeper.life, self._receiver
         )
         self._parameters = sum(tensor.numel() for tensor in self._learner.flat.module.parameters())
         recorder.watch(self._storage_note)
@@ -106,13 +104,13 @@ class Coordinator:
         self._next_beat = self._next_row = self._loop.time()
         # Nobody who dials now is heard before we wait for something again.
         before = self._recorder.facts.get("port")
-        server = await listen_again(self._reception, self._settings, before, self._storage_note)
+        door = await begin.listen_again(self._reception, self._settings, before, self._storage_note)
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
         try:
-            open_ledger(self._keeper, self._recorder, self._settings, self._core, self._restored)
-            for kind, text in words_of(self._restored, self._core, self._keeper.life):
+            begin.open_ledger(self._keeper, self._recorder, self._settings, self._core, self._restored)
+            for kind, text in begin.words_of(self._restored, self._core, self._keeper.life):
                 self._say(kind, text)
-            host, port = server.sockets[0].getsockname()[:2]
+            host, port = door.address
             self.address = f"{host}:{port}"
             self._recorder.manifest({"port": port})
             self._loader.start(
@@ -125,7 +123,7 @@ class Coordinator:
             await self._over.wait()
             await self._actor.drain()
         finally:
-            await self._part(server)
+            await self._part(door)
         if self._finish is not None and self._finish.error:
             raise TrainingError.because(self._finish.error)
 
@@ -144,10 +142,15 @@ class Coordinator:
             self._learner,
             self._actor,
             self._core.leases,
+            self.meters,
+            self._settings.directions.down,
             dropped=lambda node, lease: self.dispatch(ev.Dropped(node, lease)),
         )
-        self._intake = Intake(self._reception, self._learner, self._actor, self.meters, self.dispatch)
+        self._intake = Intake(
+            self._reception, self._learner, self._actor, self.meters, self.dispatch, self._receiver
+        )
         self._writer = Actor("w5xde-keeper", self._broke, inline=False)
+        self._accountant = Accountant(self.meters, self._reception, self._writer, lambda: self._core.progress)
         self._evaluator = Evaluator(self._prepared, self._evaluated, self._evaluation_failed)
         self._keeper.start(self._actor, self._writer, self.dispatch, self._storage_note)
         self._perform: dict[type, Callable[[Any], None]] = {
@@ -165,18 +168,16 @@ class Coordinator:
             ev.Finish: self._finished,
         }
 
-    async def _part(self, server: asyncio.Server) -> None:
+    async def _part(self, door: Door) -> None:
         # Nothing else writes when the end is written; but one who wants to stop now is not kept waiting.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._writer.drain(), None if self.is_over else IMPATIENCE_SECONDS)
-        # No more is accepted, but those who just were must find the server open, or nobody owns them.
-        for sock in server.sockets:
-            self._loop.remove_reader(sock.fileno())
+        door.stop_accepting()
         self._ticker.cancel()
         self._seconds = self.seconds()
-        self._count(self._loop.time())
+        self._accountant.count(self._loop.time())
         await self._reception.close(self.reason or "stopped")
-        server.close()
+        door.close()
         self._stop_helpers()
 
     def _stop_helpers(self) -> None:
@@ -232,21 +233,18 @@ class Coordinator:
             self._reception.beat()
             self._reception.hurry(now)
         self._keeper.tick(now)
-        self._count(now)
+        self._accountant.count(now)
+        self._accountant.weigh(now)
         if now >= self._next_row and self._core.started_at is not None:
             self._next_row = now + METRICS_SECONDS
             self._recorder.metrics(self.status().row())
-
-    def _count(self, now: float) -> None:
-        reception = self._reception
-        self.meters.sample(now, self._core.progress, reception.bytes_sent, reception.bytes_received)
 
     # --- peers ------------------------------------------------------------------------------------
 
     def joined(self, peer: Peer) -> None:
         meter = self.meters.node(peer.name)
         meter.device, meter.state = peer.device, "working"
-        self.dispatch(ev.Joined(peer.name))
+        self.dispatch(ev.Joined(peer.name, peer.machine, peer.cores // self._settings.threads))
         self._audience.tell(lambda callback: callback.on_node_join(self.status(), peer.name))
 
     def heard_from(self, peer: Peer) -> None:

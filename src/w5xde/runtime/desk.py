@@ -10,10 +10,13 @@ from collections.abc import Callable
 
 from w5xde.control.leases import Lease, Leases
 from w5xde.learn.learner import Learner
+from w5xde.learn.payload import Packed
 from w5xde.messages import Batch, Cancel, Loan, Params, Work
 from w5xde.runtime.actor import Actor
-from w5xde.runtime.loader import Loader, Packed
+from w5xde.runtime.loader import Loader
+from w5xde.runtime.metrics import Meters
 from w5xde.runtime.reception import Peer, Reception
+from w5xde.runtime.snapshots import Snapshot, Snapshots
 
 Batches = dict[tuple[int, int], Packed]
 
@@ -28,15 +31,18 @@ class LendingDesk:
         learner: Learner,
         actor: Actor,
         leases: Leases,
+        meters: Meters,
+        compress: str,
         dropped: Callable[[str, int], None],
     ) -> None:
         self._reception = reception
         self._loader = loader
-        self._learner = learner
         self._actor = actor
+        self._meters = meters
         self._leases = leases
         self._dropped = dropped
         self._loop = asyncio.get_running_loop()
+        self._snapshots = Snapshots(learner, compress, self._loop.time)
 
     def lend(self, node: str, leases: list[Lease]) -> None:
         """Send these leases together, as soon as their batches are there."""
@@ -69,16 +75,14 @@ class LendingDesk:
         whole = peer.version_asked < 0
         peer.version_asked = leases[0].version
 
-        def snapshot() -> tuple[int, memoryview]:
-            return self._learner.version, self._learner.snapshot(whole=whole)
-
-        def send(made: tuple[int, memoryview]) -> None:
-            peer.version, raw = made
+        def send(made: Snapshot) -> None:
+            peer.version = made.version
             peer.version_asked = max(peer.version_asked, peer.version)
-            peer.connection.send(Params(peer.version, whole), [raw], hold=True)
+            self._meters.node(peer.name).moved_vectors(made.raw_bytes, made.encoded_bytes)
+            peer.connection.send(Params(peer.version, whole, made.codec), made.pieces, hold=True)
             self._send_work(peer, leases, found)
 
-        self._actor.call(snapshot, send)
+        self._actor.call(lambda: self._snapshots.get(peer, whole=whole), send)
 
     def _send_work(self, peer: Peer, leases: list[Lease], found: Batches) -> None:
         # Reading the batches may have taken time: what nobody needs any more is not sent.
@@ -103,4 +107,4 @@ class LendingDesk:
         self._reception.allow_leases(peer, len(wanted))
         count = sum(lease.span.count for lease in wanted)
         peer.works.append(([lease.id for lease in wanted], count, self._loop.time()))
-        peer.connection.send(Work(peer.version, loans), pieces)
+        peer.connection.send(Work(peer.version, loans, peer.connection.link), pieces)

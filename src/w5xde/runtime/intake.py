@@ -8,13 +8,26 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
+from w5xde.compression import NONE
 from w5xde.control import events as ev
+from w5xde.errors import RemoteProtocolError
+from w5xde.learn.codecs.receiver import CodecReceiver
+from w5xde.learn.layout import Vector
 from w5xde.learn.learner import Contribution, Learner
 from w5xde.messages import Answer, Rejected, Update
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.metrics import Meters, sane_seconds
 from w5xde.runtime.reception import Peer, Reception
+
+
+class Took(NamedTuple):
+    """What a batch took: in all, computing, and how much of the latter on a core."""
+
+    batch_seconds: float
+    compute_seconds: float
+    core_share: float
 
 
 class Intake:
@@ -27,20 +40,22 @@ class Intake:
         actor: Actor,
         meters: Meters,
         dispatch: Callable[[ev.Event], None],
+        receiver: CodecReceiver,
     ) -> None:
         self._reception = reception
         self._learner = learner
         self._actor = actor
         self._meters = meters
         self._dispatch = dispatch
+        self._receiver = receiver
         self._loop = asyncio.get_running_loop()
         self._incoming: dict[int, Contribution] = {}
 
     def updated(self, peer: Peer, update: Update, body: bytearray) -> None:
-        vector_bytes = self._learner.vector_bytes
         vectors = [answer for answer in update.answers if not answer.dropped and not answer.failure]
         expected = [answer.lease for answer in update.answers]
-        if not peer.works or peer.works[0][0] != expected or len(body) != len(vectors) * vector_bytes:
+        lengths = [self._length(answer) for answer in vectors]
+        if not peer.works or peer.works[0][0] != expected or len(body) != sum(lengths):
             self._reception.turn_out(peer, "its answer does not fit what it was lent", abruptly=True)
             return
         now = self._loop.time()
@@ -51,30 +66,84 @@ class Intake:
         peer.answered_at = now
         meter = self._meters.node(peer.name)
         meter.seconds_waiting += sane_seconds(update.waited_seconds)
-        offset = 0
+        meter.seconds_network += sane_seconds(update.network_seconds)
+        meter.seconds_codec += sane_seconds(update.codec_seconds)
+        meter.moved_vectors(len(vectors) * self._learner.vector_bytes, len(body))
+        if 0 < update.link < math.inf:
+            peer.choice.link(update.link)
         for answer in update.answers:
             meter.seconds_busy += sane_seconds(answer.seconds)
-            if answer.dropped:
-                self._dispatch(ev.Dropped(peer.name, answer.lease))
-            elif answer.failure:
-                self._dispatch(ev.Failed(peer.name, answer.lease, answer.failure))
-            else:
-                self._check(peer, answer, body, offset, (batch_seconds, computed / batches))
-                offset += vector_bytes
+        took = Took(batch_seconds, computed / batches, sane_seconds(update.core_seconds) / (computed or 1.0))
+        specs = [answer.codec for answer in vectors]
+        self._actor.call(
+            lambda: self._check(body, specs, lengths),
+            lambda checked: self._checked(peer, update.answers, checked, took),
+        )
+
+    def _length(self, answer: Answer) -> int:
+        return self._learner.vector_bytes if answer.codec == NONE else answer.body_bytes
 
     def _check(
-        self, peer: Peer, answer: Answer, body: bytearray, offset: int, took: tuple[float, float]
+        self, body: bytearray, specs: list[str], lengths: list[int]
+    ) -> list[tuple[Vector, bool]] | RemoteProtocolError:
+        """The vectors of an update, and whether each is finite. Where the learner is."""
+        if all(spec == NONE for spec in specs):
+            vectors = self._learner.vectors(body, len(specs))
+        else:
+            view, at, vectors = memoryview(body), 0, []
+            for spec, length in zip(specs, lengths, strict=True):
+                try:
+                    raw = self._receiver.decode(spec, view[at : at + length])
+                except RemoteProtocolError as error:
+                    return error
+                vectors.append(self._learner.vector(raw))
+                at += length
+        return [(vector, self._learner.is_finite(vector)) for vector in vectors]
+
+    def _checked(
+        self,
+        peer: Peer,
+        answers: list[Answer],
+        checked: list[tuple[Vector, bool]] | RemoteProtocolError,
+        took: Took,
     ) -> None:
-        vector = self._learner.vector(body, offset)
-        self._incoming[answer.lease] = Contribution(vector, frozenset(answer.absent), answer.loss_sum)
+        if isinstance(checked, RemoteProtocolError):
+            self._reception.turn_out(peer, checked.what, abruptly=True)
+        else:
+            self._answered(peer.name, answers, checked, took)
 
-        def checked(is_finite: bool) -> None:
+    def _answered(
+        self,
+        node: str,
+        answers: list[Answer],
+        checked: list[tuple[Vector, bool]],
+        took: Took,
+    ) -> None:
+        arrived = iter(checked)
+        last = answers[-1]
+        for answer in answers:
+            if answer.dropped:
+                self._dispatch(ev.Dropped(node, answer.lease))
+                continue
+            if answer.failure:
+                self._dispatch(ev.Failed(node, answer.lease, answer.failure))
+                continue
+            vector, is_finite = next(arrived)
             if is_finite and math.isfinite(answer.loss_sum):
-                self._dispatch(ev.Answered(peer.name, answer.lease, *took))
+                given = Contribution(vector, frozenset(answer.absent), answer.loss_sum, is_checked=True)
+                self._incoming[answer.lease] = given
+                self._dispatch(
+                    ev.Answered(
+                        node,
+                        answer.lease,
+                        took.batch_seconds,
+                        took.compute_seconds,
+                        more=answer is not last,
+                        core_share=took.core_share,
+                    )
+                )
             else:
-                self._dispatch(ev.Failed(peer.name, answer.lease, "its gradient is not finite"))
-
-        self._actor.call(lambda: self._learner.is_finite(vector), checked)
+                self._dispatch(ev.Failed(node, answer.lease, "its gradient is not finite"))
 
     def reject(self, effect: ev.Reject) -> None:
         self._incoming.pop(effect.lease, None)
@@ -85,6 +154,7 @@ class Intake:
     def fold(self, effect: ev.Fold) -> None:
         lease, step = effect.lease, effect.lease.step
         contribution = self._incoming.pop(lease.id)
+        self._meters.folded(effect.staleness)
         self._meters.node(lease.node).loss = contribution.loss_sum / lease.samples
         self._actor.call(lambda: self._learner.fold(step.index, step.count, lease.span, contribution))
 

@@ -11,7 +11,6 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -19,24 +18,14 @@ from torch.utils.data import DataLoader
 from w5xde.config import Settings
 from w5xde.errors import JobError
 from w5xde.learn.data import Key, MapSource, Source, Start, WorkerBatches, all_batches
-from w5xde.learn.payload import Packer
-from w5xde.messages import Item
+from w5xde.learn.payload import Packed, Packer
+from w5xde.learn.prepacked import PackedEpochs
 from w5xde.runtime.actor import Actor
 
 # Reading a batch on the loop delays everybody else by as much.
 INLINE_READ_SECONDS = 0.002
 # How many batches beyond those asked for are read ahead, at least.
 AHEAD_BATCHES = 16
-
-
-@dataclass(slots=True)
-class Packed:
-    """A batch, ready to be sent."""
-
-    samples: int
-    item: Item
-    pieces: list[memoryview]
-    body_bytes: int
 
 
 def _ignore_interrupts(worker: int) -> None:
@@ -70,6 +59,8 @@ class Loader:
         self._next: Key = (start.epoch, start.batch)
         self._unclaimed = 0
         self._batches = self._read_all(start)
+        is_read_elsewhere = self._workers or self._local
+        self._packed = None if is_read_elsewhere else PackedEpochs.of(source, self._batch_size)
         self._actor: Actor | None = None
         self._discovered: Callable[[int, int], None] = lambda epoch, samples: None
 
@@ -98,7 +89,7 @@ class Loader:
         inline = self._local or (not self._workers and read_seconds < INLINE_READ_SECONDS)
         self._actor = Actor("w5xde-loader", failed, inline=inline)
         self._discovered = discovered
-        if self.is_stream or not inline:
+        if self._packed is None and (self.is_stream or not inline):
             self._read_ahead()
 
     def stop(self) -> None:
@@ -108,6 +99,9 @@ class Loader:
 
     def get(self, key: Key, done: Callable[[Packed], None]) -> None:
         """Call `done` with the batch, now or as soon as it has been read."""
+        if self._packed is not None:
+            done(self._packed.batch(*key))
+            return
         if key not in self._claimed:
             self._claimed.add(key)
             self._unclaimed -= 1

@@ -56,9 +56,22 @@ class NodeMeter:
     samples: int = 0
     seconds_busy: float = 0.0
     seconds_waiting: float = 0.0
+    seconds_network: float = 0.0
+    seconds_codec: float = 0.0
+    # What went over its connections to it and from it; and its vectors, before and after encoding.
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    vector_bytes: int = 0
+    vector_bytes_encoded: int = 0
     loss: float | None = None
     pid: int | None = None
     rate: Rate = field(default_factory=Rate)
+    network_rate: Rate = field(default_factory=Rate)
+
+    def moved_vectors(self, raw_bytes: int, encoded_bytes: int) -> None:
+        """Gradients came, or parameters went."""
+        self.vector_bytes += raw_bytes
+        self.vector_bytes_encoded += encoded_bytes
 
     def row(self, batches_total: int) -> NodeRow:
         spent = (self.seconds_busy + self.seconds_waiting) or 1.0
@@ -71,6 +84,7 @@ class NodeMeter:
             share=self.batches / batches_total,
             loss=self.loss,
             waiting=self.seconds_waiting / spent,
+            network_per_second=self.network_rate.per_second if self.state != "gone" else 0.0,
             pid=self.pid,
         )
 
@@ -82,6 +96,12 @@ class NodeMeter:
             "samples": self.samples,
             "seconds_busy": round(self.seconds_busy, 6),
             "seconds_waiting": round(self.seconds_waiting, 6),
+            "seconds_network": round(self.seconds_network, 6),
+            "seconds_codec": round(self.seconds_codec, 6),
+            "bytes_sent": self.bytes_sent,
+            "bytes_received": self.bytes_received,
+            "vector_bytes": self.vector_bytes,
+            "vector_bytes_encoded": self.vector_bytes_encoded,
         }
 
 
@@ -97,6 +117,15 @@ class Meters:
         self.loss_first: float | None = None
         self.loss_last: float | None = None
         self.loss_mean: float | None = None
+        # Over all steps, and how many those were.
+        self._loss_sum = 0.0
+        self._losses = 0
+        # Versions between what an update was computed on and what it was applied to.
+        self._staleness_sum = 0
+        self._folds = 0
+        self.staleness_max = 0
+        # Of the coordinator and the nodes it started, as last measured.
+        self.memory_pss_bytes = 0
         self.evaluation: dict[str, float] = {}
         self.samples_rate = Rate()
         self.batches_rate = Rate()
@@ -108,6 +137,26 @@ class Meters:
         if meter is None:
             meter = self.nodes[name] = NodeMeter(name)
         return meter
+
+    def folded(self, staleness: int) -> None:
+        """An update was admitted."""
+        self._staleness_sum += staleness
+        self._folds += 1
+        self.staleness_max = max(self.staleness_max, staleness)
+
+    @property
+    def staleness_mean(self) -> float:
+        return self._staleness_sum / (self._folds or 1)
+
+    @property
+    def loss_average(self) -> float | None:
+        return self._loss_sum / self._losses if self._losses else None
+
+    @property
+    def compression_ratio(self) -> float | None:
+        """How many times smaller vectors became by encoding."""
+        encoded = sum(node.vector_bytes_encoded for node in self.nodes.values())
+        return sum(node.vector_bytes for node in self.nodes.values()) / encoded if encoded else None
 
     def shared(self, step: Step) -> None:
         """A step is decided: who gave what of it."""
@@ -122,6 +171,8 @@ class Meters:
             loss_first=self.loss_first,
             loss_last=self.loss_last,
             loss_mean=self.loss_mean,
+            loss_sum=self._loss_sum,
+            losses=self._losses,
             evaluation=dict(self.evaluation),
             bytes_sent=self.bytes_sent,
             bytes_received=self.bytes_received,
@@ -132,6 +183,7 @@ class Meters:
         """Go on counting from where a run is restored."""
         kept = restored.meters
         self.loss_first, self.loss_last, self.loss_mean = kept.loss_first, kept.loss_last, kept.loss_mean
+        self._loss_sum, self._losses = kept.loss_sum, kept.losses
         # A score that is not a number is kept as nothing.
         self.evaluation = {
             key: math.nan if value is None else value for key, value in kept.evaluation.items()
@@ -149,6 +201,8 @@ class Meters:
         if self.loss_first is None:
             self.loss_first = loss
         self.loss_last = loss
+        self._loss_sum += loss
+        self._losses += 1
         before = loss if self.loss_mean is None else self.loss_mean
         self.loss_mean = before + (loss - before) / LOSS_STEPS
 
@@ -162,6 +216,7 @@ class Meters:
         self.received_rate.add(now, bytes_received)
         for meter in self.nodes.values():
             meter.rate.add(now, meter.batches)
+            meter.network_rate.add(now, meter.bytes_sent + meter.bytes_received)
 
     def status(
         self,
@@ -200,6 +255,11 @@ class Meters:
             sent_per_second=self.sent_rate.per_second,
             received_per_second=self.received_rate.per_second,
             batches_relent=batches_relent,
+            loss_average=self.loss_average,
+            staleness_mean=self.staleness_mean,
+            staleness_max=self.staleness_max,
+            compression_ratio=self.compression_ratio,
+            memory_pss_bytes=self.memory_pss_bytes,
             nodes=[node.row(total) for node in self.nodes.values()],
         )
 
@@ -220,10 +280,33 @@ class Meters:
             "seconds": round(status.seconds, 6),
             "loss_first": self.loss_first,
             "loss_last": self.loss_last,
+            "loss_average": self.loss_average,
             "metrics": self.evaluation,
             "weights_sha256": weights_sha256,
             "bytes_sent": status.bytes_sent,
             "bytes_received": status.bytes_received,
             "batches_relent": status.batches_relent,
+            "batches_per_second": status.batches / status.seconds if status.seconds else 0.0,
+            "network_bytes_per_second": (status.bytes_sent + status.bytes_received) / status.seconds
+            if status.seconds
+            else 0.0,
+            "compression_ratio": self.compression_ratio,
+            "staleness_mean": round(self.staleness_mean, 3),
+            "staleness_max": self.staleness_max,
+            "memory_pss_bytes": self.memory_pss_bytes,
+            "spread": self._spread(),
             "nodes": [node.summary() for node in self.nodes.values()],
         }
+
+    def _spread(self) -> dict[str, dict[str, float]]:
+        """The least and the most that any node did or took."""
+        rows = [node.summary() for node in self.nodes.values() if node.batches]
+        keys = ("batches", "seconds_busy", "seconds_waiting", "seconds_network", "seconds_codec")
+        return (
+            {
+                key: {"min": min(row[key] for row in rows), "max": max(row[key] for row in rows)}
+                for key in keys
+            }
+            if rows
+            else {}
+        )

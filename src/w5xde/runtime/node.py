@@ -25,9 +25,6 @@ from w5xde.errors import JoinError, TrainingError, W5xdeError
 from w5xde.learn.device import choose_device, use_threads
 from w5xde.learn.enrol import NodeParts, prepare_node
 from w5xde.learn.job import Job, describe
-from w5xde.learn.layout import Vector
-from w5xde.learn.payload import unpack
-from w5xde.learn.trainer import BatchFailed, Task
 from w5xde.messages import (
     PROTOCOL_VERSION,
     Answer,
@@ -36,7 +33,6 @@ from w5xde.messages import (
     Cancel,
     Hello,
     Leave,
-    Loan,
     Message,
     Params,
     Ready,
@@ -49,13 +45,17 @@ from w5xde.messages import (
 from w5xde.protocol.session import NODE
 from w5xde.protocol.wire import Limits
 from w5xde.runtime.actor import Actor
-from w5xde.runtime.transport import Connection, dial
-from w5xde.tree import Span, batch_seed
+from w5xde.runtime.machine import core_count, machine_name
+from w5xde.runtime.roads import configure, dial
+from w5xde.runtime.transport import Connection
+from w5xde.runtime.workbench import Done, Workbench
 
 # A layout of a very deep model takes a few MiB; a body may be a whole model or a large batch.
 NODE_LIMITS = Limits(meta_bytes_max=64 * 1024 * 1024, body_bytes_max=2**36)
-# Work that takes longer than this is done on a thread, so that the loop keeps beating.
-INLINE_WORK_SECONDS = 0.02
+# Work that takes longer than this is done on a thread, so that the loop keeps beating; back on the loop only
+# what is clearly shorter, because a process that had to wait for a core once is not slow.
+INLINE_WORK_SECONDS = 0.1
+INLINE_AGAIN_SECONDS = 0.02
 # How long our goodbye may take.
 PARTING_SECONDS = 1.0
 # A reason must fit into a greeting's limit even if each character takes four bytes.
@@ -72,6 +72,8 @@ class NodeReport:
     rejected: int = 0
     seconds_busy: float = 0.0
     seconds_waiting: float = 0.0
+    seconds_network: float = 0.0
+    seconds_codec: float = 0.0
     bytes_sent: int = 0
     bytes_received: int = 0
     loss: float | None = None
@@ -104,7 +106,9 @@ class Node:
         self.report = NodeReport(name=self._wanted_name)
         self._core = nd.NodeCore(random.Random(), settings.wait)
         self._connection: Connection | None = None
-        self._parts: NodeParts | None = None
+        self._bench: Workbench | None = None
+        # Seconds of transfer of this connection that the coordinator knows of.
+        self._network_told = 0.0
         self._welcome: Welcome | None = None
         self._refusal: W5xdeError | None = None
         self._dial_error: W5xdeError | None = None
@@ -168,8 +172,8 @@ class Node:
                     self._actor.call(self._check, self._checked)
                 case nd.Handle():
                     self._handle(effect.item)
-                case nd.SayReady() if self._parts is not None:
-                    self._say(Ready(self._parts.layout_digest))
+                case nd.SayReady() if self._bench is not None:
+                    self._say(Ready(self._bench.parts.layout_digest))
                     self._idle_since = self._loop.time()
                     self._note("joined", f"joined {self.report.run} as {self.report.name} on {self._device}")
                 case nd.SayBeat():
@@ -200,16 +204,18 @@ class Node:
                 lost=self._lost,
                 alive=lambda: self._core.heard(self._loop.time()),
                 limits=NODE_LIMITS,
+                configure=lambda sock: configure(sock, self._settings),
             )
 
         try:
-            await dial(make, self._host, self._port)
+            await dial(make, self._host, self._port, self._settings.road)
         except JoinError as error:
             self._dial_error = error
             self._dispatch(nd.DialFailed(error.what))
 
     def _opened(self, connection: Connection) -> None:
         self._connection = connection
+        self._network_told = 0.0
         self._parted.clear()
         self._dispatch(nd.Opened())
 
@@ -235,6 +241,9 @@ class Node:
                 run=self.report.run,
                 device=str(self._device),
                 torch=str(torch.__version__),
+                # Whoever computes elsewhere needs no turn on the cores.
+                machine=machine_name() if self._device.type == "cpu" else "",
+                cores=core_count(),
             )
         )
 
@@ -268,8 +277,8 @@ class Node:
     def _check(self) -> NodeParts | W5xdeError:
         if self._welcome is None:
             raise ValueError("nothing to check against")
-        if self._parts is not None and self._parts.fits(self._welcome):
-            return self._parts
+        if self._bench is not None and self._bench.parts.fits(self._welcome):
+            return self._bench.parts
         try:
             return prepare_node(self._job, self._welcome, self._device)
         except W5xdeError as error:
@@ -280,7 +289,8 @@ class Node:
             self._refusal = parts
             self._dispatch(nd.Parted(parts.what, finished=False))
         else:
-            self._parts = parts
+            if self._bench is None or self._bench.parts is not parts:
+                self._bench = Workbench(parts, self._loop.time, lambda lease: lease in self._core.cancelled)
             use_threads(parts.welcome.rules.threads)
             self._dispatch(nd.Checked())
 
@@ -296,75 +306,56 @@ class Node:
 
     def _handle(self, item: tuple[Params | Work, bytearray]) -> None:
         message, body = item
-        parts = self._parts
-        if parts is None:
+        bench = self._bench
+        if bench is None:
             return
         if isinstance(message, Params):
-            whole = message.whole
-            self._actor.call(
-                lambda: parts.trainer.load(body, whole=whole), lambda _: self._dispatch(nd.Finished())
-            )
+            params = message
+            self._actor.call(lambda: bench.load(params, body), lambda _: self._dispatch(nd.Finished()))
             return
         waited = max(0.0, self._loop.time() - self._idle_since)
         connection = self._connection
         self._actor.call(
-            lambda: self._compute(parts, message, body),
-            lambda answered: self._answer(connection, message, answered, waited),
+            lambda: bench.compute(message, body),
+            lambda done: self._answer(connection, message, done, waited),
         )
 
-    def _compute(self, parts: NodeParts, work: Work, body: bytearray) -> list[tuple[Answer, Vector | None]]:
-        return [self._compute_loan(parts, loan, body) for loan in work.loans]
-
-    def _compute_loan(self, parts: NodeParts, loan: Loan, body: bytearray) -> tuple[Answer, Vector | None]:
-        if loan.lease in self._core.cancelled:
-            return Answer(loan.lease, dropped=True), None
-        started = self._loop.time()
-        try:
-            batches = []
-            for batch in loan.batches:
-                value: Any = unpack(batch.item, body, batch.at)
-                if parts.source is not None:
-                    seed = batch_seed(parts.welcome.rules.seed, loan.epoch, batch.index)
-                    value = parts.source.read_indices(value, seed)
-                batches.append((batch.index, batch.samples, value))
-            span = Span(loan.start, loan.stop)
-            outcome = parts.trainer.compute(Task(loan.epoch, span, loan.count, loan.samples, batches))
-        except (BatchFailed, W5xdeError) as error:
-            return Answer(loan.lease, seconds=self._loop.time() - started, failure=str(error)[:2000]), None
-        answer = Answer(
-            loan.lease,
-            loss_sum=outcome.loss_sum,
-            seconds=self._loop.time() - started,
-            absent=outcome.absent,
-        )
-        return answer, outcome.vector
-
-    def _answer(
-        self,
-        connection: Connection | None,
-        work: Work,
-        answered: list[tuple[Answer, Vector | None]],
-        waited: float,
-    ) -> None:
-        answers = [answer for answer, _ in answered]
-        vectors = [vector for _, vector in answered if vector is not None]
-        seconds = sum(answer.seconds for answer in answers)
-        self._count(work, answers, seconds, waited)
+    def _answer(self, connection: Connection | None, work: Work, done: Done, waited: float) -> None:
+        bench = self._bench
+        seconds = done.compute_seconds
+        self._count(work, done.answers, seconds, waited)
         # A thread is only worth its switches if the work is long.
-        self._actor.inline = seconds < INLINE_WORK_SECONDS
+        self._actor.inline = seconds < (INLINE_WORK_SECONDS if self._actor.inline else INLINE_AGAIN_SECONDS)
         # Leases of a connection that broke meanwhile are void, and so is their answer.
-        if connection is not None and connection is self._connection and connection.session.may_say(Update):
-            trainer = self._parts.trainer if self._parts is not None else None
+        is_heard = connection is not None and connection is self._connection
+        if connection is not None and is_heard and bench is not None and connection.session.may_say(Update):
 
             def sent() -> None:
-                for vector in vectors:
-                    if trainer is not None:
-                        trainer.recycle(vector)
+                for vector in done.lent:
+                    bench.parts.trainer.recycle(vector)
 
-            pieces = [vector.raw.cpu().numpy().data for vector in vectors]
-            connection.send(Update(work.version, answers, waited), pieces, sent)
+            codec_seconds = bench.take_codec_seconds()
+            network_seconds = self._take_network_seconds(connection)
+            self.report.seconds_codec += codec_seconds
+            self.report.seconds_network += network_seconds
+            update = Update(
+                work.version,
+                done.answers,
+                waited,
+                done.core_seconds,
+                codec_seconds,
+                network_seconds,
+                connection.link,
+            )
+            connection.send(update, done.pieces, sent)
         self._idle_since = self._loop.time()
         self._dispatch(nd.Finished())
+
+    def _take_network_seconds(self, connection: Connection) -> float:
+        """Time of transfers on this connection since the last answer."""
+        total = connection.seconds_sending + connection.seconds_receiving
+        before, self._network_told = self._network_told, total
+        return total - before
 
     def _count(self, work: Work, answers: list[Answer], seconds: float, waited: float) -> None:
         self.report.seconds_busy += seconds

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import w5xde
+from w5xde.control.choice import CodecChoice
+from w5xde.learn.codecs.sender import CodecSender
 from w5xde.messages import (
     PROTOCOL_VERSION,
     Beat,
@@ -49,6 +51,8 @@ class Peer:
     connection: Connection
     name: str = ""
     device: str = ""
+    machine: str = ""
+    cores: int = 0
     is_ready: bool = False
     is_gone: bool = False
     # The version it was last sent, and the newest that is on its way to it.
@@ -59,6 +63,12 @@ class Peer:
     heard_at: float = 0.0
     answered_at: float = 0.0
     frame_leases: int = 1
+    # What of its traffic has been told.
+    told_sent: int = 0
+    told_received: int = 0
+    # How parameters are encoded for it, once that is worth thinking about.
+    sender: CodecSender | None = None
+    choice: CodecChoice = field(default_factory=CodecChoice)
 
 
 class Host(Protocol):
@@ -75,7 +85,15 @@ class Reception:
     """All connections of a run."""
 
     def __init__(
-        self, host: Host, *, run: str, incarnation: int, layout: Layout, rules: Rules, vector_bytes: int
+        self,
+        host: Host,
+        *,
+        run: str,
+        incarnation: int,
+        layout: Layout,
+        rules: Rules,
+        vector_bytes_max: int,
+        configure: Callable[[Any], None],
     ) -> None:
         self._host = host
         self._run = run
@@ -83,11 +101,13 @@ class Reception:
         self._layout = layout
         self._layout_digest = layout.digest()
         self._rules = rules
-        self._vector_bytes = vector_bytes
+        self._vector_bytes_max = vector_bytes_max
+        self._configure = configure
         self._peers: dict[str, Peer] = {}
         self._unnamed: set[Peer] = set()
         self._gone_bytes_sent = 0
         self._gone_bytes_received = 0
+        self._gone_traffic: list[tuple[str, int, int]] = []
         self._is_closing = False
         self._open = 0
         self._all_gone = asyncio.Event()
@@ -110,6 +130,18 @@ class Reception:
     def bytes_received(self) -> int:
         return self._gone_bytes_received + sum(p.connection.bytes_received for p in self._everybody())
 
+    def traffic(self) -> list[tuple[str, int, int]]:
+        """(node, bytes sent, bytes received) since this was last asked, also of nodes that went meanwhile."""
+        found, self._gone_traffic = self._gone_traffic, []
+        return found + [self._untold(peer) for peer in self._peers.values() if peer.is_ready]
+
+    @staticmethod
+    def _untold(peer: Peer) -> tuple[str, int, int]:
+        sent, received = peer.connection.bytes_sent, peer.connection.bytes_received
+        untold = (peer.name, sent - peer.told_sent, received - peer.told_received)
+        peer.told_sent, peer.told_received = sent, received
+        return untold
+
     def beat(self) -> None:
         for peer in self._peers.values():
             if peer.connection.session.may_say(Beat):
@@ -119,7 +151,7 @@ class Reception:
         """An answer may now be as large as this many vectors."""
         if leases > peer.frame_leases or not peer.is_ready:
             peer.frame_leases = leases
-            peer.connection.limits = Limits(UPDATE_META_BYTES_MAX, self._vector_bytes * leases)
+            peer.connection.limits = Limits(UPDATE_META_BYTES_MAX, self._vector_bytes_max * leases)
 
     # --- coming -----------------------------------------------------------------------------------
 
@@ -144,7 +176,14 @@ class Reception:
                 self._all_gone.set()
 
         peer = Peer(
-            Connection(COORDINATOR, opened=opened, heard=heard, lost=lost, alive=lambda: self._noticed(peer))
+            Connection(
+                COORDINATOR,
+                opened=opened,
+                heard=heard,
+                lost=lost,
+                alive=lambda: self._noticed(peer),
+                configure=self._configure,
+            )
         )
         return peer.connection
 
@@ -185,6 +224,7 @@ class Reception:
         self._unnamed.discard(peer)
         peer.name = self._free_name(hello.name)
         peer.device = hello.device
+        peer.machine, peer.cores = hello.machine, hello.cores
         self._peers[peer.name] = peer
         peer.connection.send(
             Welcome(
@@ -241,6 +281,8 @@ class Reception:
         self._unnamed.discard(peer)
         if self._peers.get(peer.name) is peer:
             del self._peers[peer.name]
+        if peer.is_ready:
+            self._gone_traffic.append(self._untold(peer))
         self._gone_bytes_sent += peer.connection.bytes_sent
         self._gone_bytes_received += peer.connection.bytes_received
 

@@ -28,6 +28,12 @@ class KeptNode(msgspec.Struct, frozen=True):
     samples: int
     seconds_busy: float
     seconds_waiting: float
+    seconds_network: float = 0.0
+    seconds_codec: float = 0.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    vector_bytes: int = 0
+    vector_bytes_encoded: int = 0
 
 
 class KeptMeters(msgspec.Struct, frozen=True):
@@ -36,6 +42,8 @@ class KeptMeters(msgspec.Struct, frozen=True):
     loss_first: float | None = None
     loss_last: float | None = None
     loss_mean: float | None = None
+    loss_sum: float = 0.0
+    losses: int = 0
     evaluation: dict[str, float | None] = {}
     bytes_sent: int = 0
     bytes_received: int = 0

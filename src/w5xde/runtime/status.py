@@ -18,6 +18,7 @@ class NodeRow:
     share: float
     loss: float | None
     waiting: float
+    network_per_second: float = 0.0
     # Of nodes that this coordinator started itself.
     pid: int | None = None
 
@@ -48,6 +49,13 @@ class RunStatus:
     sent_per_second: float = 0.0
     received_per_second: float = 0.0
     batches_relent: int = 0
+    loss_average: float | None = None
+    staleness_mean: float = 0.0
+    staleness_max: int = 0
+    # How many times smaller gradients and parameters became by encoding; None: nothing has travelled.
+    compression_ratio: float | None = None
+    # Of the coordinator and the nodes it started.
+    memory_pss_bytes: int = 0
     nodes: list[NodeRow] = field(default_factory=list)
 
     @property
@@ -85,5 +93,8 @@ class RunStatus:
             "bytes_sent": self.bytes_sent,
             "bytes_received": self.bytes_received,
             "batches_relent": self.batches_relent,
+            "staleness_mean": round(self.staleness_mean, 3),
+            "compression_ratio": self.compression_ratio,
+            "memory_pss_bytes": self.memory_pss_bytes,
             "nodes": {node.name: node.batches for node in self.nodes},
         }

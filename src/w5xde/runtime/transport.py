@@ -7,13 +7,12 @@ and sends large bodies in slices, so that no peer makes our memory grow. It deci
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from w5xde.errors import JoinError, RemoteProtocolError, UsageError
+from w5xde.errors import RemoteProtocolError
 from w5xde.protocol.session import Session
 from w5xde.protocol.wire import GREETING_LIMITS, Decoder, Limits, encode
 
@@ -26,9 +25,10 @@ Buffer = bytes | bytearray | memoryview
 JOIN_BYTES_MAX = 64 * 1024
 # Large bodies are written in slices, because asyncio copies what the socket does not take at once.
 SLICE_BYTES = 256 * 1024
-# Data on the way that a dead peer never acknowledges: the kernel gives up after this long.
-USER_TIMEOUT_MILLISECONDS = 10_000
-DIAL_SECONDS = 5.0
+# A body at least this long says how fast the link is; a shorter one is there at once, or came with others.
+MEASURED_BYTES_MIN = 64 * 1024
+# The weight of the newest measurement of the link.
+_NEWEST = 0.5
 # How long a parting peer may take to read our last words.
 LAST_WORDS_SECONDS = 5.0
 
@@ -45,13 +45,23 @@ class Connection(asyncio.BufferedProtocol):
         lost: Callable[[Connection, str], None],
         alive: Callable[[], None],
         limits: Limits = GREETING_LIMITS,
+        configure: Callable[[Any], None] = lambda sock: None,
     ) -> None:
         self.session = Session(side)
         self.peer = "?"
         self.bytes_sent = 0
         self.bytes_received = 0
+        # Time that passed from the first to the last byte of what was sent and received.
+        self.seconds_sending = 0.0
+        self.seconds_receiving = 0.0
+        # Bytes a second at which large bodies arrive; 0: none has yet.
+        self.link = 0.0
+        self._sending_since: float | None = None
+        # Where the body that is arriving began: when, and after how many bytes.
+        self._body_since: tuple[float, int] | None = None
         self._decoder = Decoder(limits)
         self._opened, self._heard, self._lost, self._alive = opened, heard, lost, alive
+        self._configure = configure
         self._transport: asyncio.Transport | None = None
         self._queue: deque[tuple[memoryview, Callable[[], None] | None]] = deque()
         self._unsent: list[Callable[[], None]] = []
@@ -75,8 +85,8 @@ class Connection(asyncio.BufferedProtocol):
         # Told whenever asyncio holds anything back: then what we gave it must not change yet.
         self._transport.set_write_buffer_limits(high=0)
         address = transport.get_extra_info("peername")
-        self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
-        _configure(transport.get_extra_info("socket"))
+        self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "this machine"
+        self._configure(transport.get_extra_info("socket"))
         self._opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -87,12 +97,28 @@ class Connection(asyncio.BufferedProtocol):
         # Any byte is a sign of life: a large body may take longer than silence is forgiven.
         self._alive()
         try:
-            for message, body in self._decoder.buffer_updated(nbytes):
+            frames = self._decoder.buffer_updated(nbytes)
+            if self._body_since is not None or self._decoder.is_in_body:
+                self._measure()
+            for message, body in frames:
                 if self.session.hear(message, len(body)):
                     self._heard(self, message, body)
         except RemoteProtocolError as error:
             self._reason = error.what
             self.abort()
+
+    def _measure(self) -> None:
+        """A body has begun to arrive, goes on, or is complete."""
+        now = time.perf_counter()
+        if self._body_since is not None and not self._decoder.is_in_body:
+            then, before = self._body_since
+            self._body_since = None
+            self.seconds_receiving += now - then
+            if self.bytes_received - before >= MEASURED_BYTES_MIN and now > then:
+                rate = (self.bytes_received - before) / (now - then)
+                self.link += (_NEWEST if self.link else 1.0) * (rate - self.link)
+        elif self._body_since is None:
+            self._body_since = (now, self.bytes_received)
 
     def eof_received(self) -> bool:
         return False
@@ -140,6 +166,8 @@ class Connection(asyncio.BufferedProtocol):
                 sent()
             return
         self._release()
+        if self._sending_since is None:
+            self._sending_since = time.perf_counter()
         self._queue.append((memoryview(head), None))
         last = len(pieces) - 1
         for at, piece in enumerate(pieces):
@@ -148,7 +176,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _release(self) -> None:
         if self._held and self._transport is not None:
+            begun = time.perf_counter()
             self._transport.write(self._held)
+            self.seconds_sending += time.perf_counter() - begun
         self._held = b""
 
     def close(self) -> None:
@@ -176,57 +206,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._unsent.append(sent)
             elif sent is not None:
                 sent()
+        if not self._queue and not self._is_paused and self._sending_since is not None:
+            self.seconds_sending += time.perf_counter() - self._sending_since
+            self._sending_since = None
         if self._is_closing and not self._queue and self._transport is not None:
             self._transport.close()
-
-
-def _configure(sock: Any) -> None:
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MILLISECONDS)
-
-
-async def listen(make: Callable[[], Connection], host: str, port: int) -> asyncio.Server:
-    """Open the coordinator's port."""
-    loop = asyncio.get_running_loop()
-    try:
-        return await loop.create_server(make, host, port, backlog=1024)
-    except (OSError, UnicodeError) as error:
-        raise UsageError(
-            f"cannot listen on {host} port {port}: {_reason(error)}",
-            code="W5-110",
-            fix="choose another --port (--port 0: any that is free), or another --host",
-        ) from error
-
-
-async def dial(make: Callable[[], Connection], host: str, port: int) -> Connection:
-    """Connect to a coordinator, or say why that is not possible."""
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(DIAL_SECONDS):
-            _, connection = await loop.create_connection(make, host, port)
-            return connection
-    except TimeoutError:
-        raise JoinError(
-            f"no answer from {host}:{port} within {DIAL_SECONDS:.0f} s",
-            code="W5-104",
-            fix="open that port in the coordinator's firewall, or check the address",
-        ) from None
-    except (OSError, UnicodeError) as error:
-        raise JoinError(
-            f"nothing answers at {host}:{port} ({_reason(error)})",
-            code="W5-103",
-            why="the coordinator is not running there, or listens only on its own machine",
-            fix="start  w5xde serve  there; for other machines with  --host 0.0.0.0",
-        ) from error
-
-
-def _reason(error: OSError | UnicodeError) -> str:
-    if isinstance(error, UnicodeError):
-        return "that is not a host name"
-    if isinstance(error, socket.gaierror) or error.errno is None:
-        return error.strerror or str(error)
-    return os.strerror(error.errno)

@@ -85,13 +85,8 @@ class CodecSender:
         raw_bytes = raw.numel()
         if self._is_auto and raw_bytes < SMALL_BYTES:
             return Encoded(NONE, [raw.numpy().data], raw_bytes, 0.0)
-        pipeline = self._fixed
+        pipeline = self.choose(raw, now)
         begun = self._clock()
-        if pipeline is None:
-            if self._choice.is_due(now):
-                self._measure(raw, now)
-                begun = self._clock()
-            pipeline = parse(self._choice.pick(raw_bytes))
         pieces = self._feedback.encode(pipeline, raw)
         seconds = self._clock() - begun
         encoded_bytes = sum(map(len, pieces))
@@ -100,6 +95,16 @@ class CodecSender:
             # What it really took: a sample fits the cache and one core, which the payload may not.
             self._choice.measured(pipeline.spec, raw_bytes, encoded_bytes, seconds, raw_bytes * decoding)
         return Encoded(pipeline.spec, pieces, encoded_bytes, seconds)
+
+    def choose(self, raw: Tensor, now: float) -> Pipeline:
+        """How a vector like this one should travel."""
+        if self._fixed is not None:
+            return self._fixed
+        if raw.numel() < SMALL_BYTES:
+            return parse(NONE)
+        if self._choice.is_due(now):
+            self._measure(raw, now)
+        return parse(self._choice.pick(raw.numel()))
 
     def _measure(self, raw: Tensor, now: float) -> None:
         self._choice.measuring_begun(now)

@@ -1,0 +1,109 @@
+"""Machines: nodes that share the cores of one computer take turns.
+
+Ten processes on two cores are not sooner than two: each switch between them empties the caches, and the more
+of them hold work, the older the version it was computed on. So only as many as can really run at once are
+lent to, each for some batches, then the next ones. Nodes that mostly wait for something else than a core (a
+disk, another device) are all in turn, and so is a node alone on its machine.
+Knows no sockets and no clock: callers pass `now`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from w5xde.control.members import Member
+
+# A turn is about this long, or this many batches if they are quick: long enough that a switch does not
+# matter, short enough that all nodes do the same number of batches.
+TURN_SECONDS = 0.05
+TURN_BATCHES_MAX = 64
+# Nodes that need a core for less of their time than this do not stand in each other's way. Well below one,
+# because other programs may keep a node from its core.
+CORE_SHARE_MIN = 0.4
+# The weight of the newest measurement of that.
+_NEWEST = 0.1
+# One in turn who is this late with its answer does not keep the others waiting.
+LATE_SECONDS = 0.25
+
+
+class Machine:
+    """One computer: who is in turn there, and who waits for it."""
+
+    def __init__(self, name: str, slots: int) -> None:
+        self.name = name
+        self._cores = max(1, slots)
+        # How much of the time that its nodes are busy they need a core.
+        self._core_share = 1.0
+        self._working: list[Member] = []
+        self._waiting: deque[Member] = deque()
+
+    def __len__(self) -> int:
+        return len(self._working) + len(self._waiting)
+
+    @property
+    def slots(self) -> int:
+        if self._core_share >= CORE_SHARE_MIN:
+            return self._cores
+        return int(self._cores / max(self._core_share, 0.001))
+
+    @property
+    def parallel(self) -> int:
+        """How many of its nodes can run at once."""
+        return min(self.slots, len(self))
+
+    def measured(self, core_share: float) -> None:
+        """A node needed a core for this share of the time that it was busy."""
+        self._core_share += _NEWEST * (min(1.0, core_share) - self._core_share)
+        self._fill()
+
+    def join(self, member: Member) -> None:
+        self._waiting.append(member)
+        self._fill()
+
+    def leave(self, member: Member) -> None:
+        if member in self._working:
+            self._working.remove(member)
+        else:
+            self._waiting.remove(member)
+        self._fill()
+
+    def in_turn(self, now: float) -> list[Member]:
+        """Who may be lent work now."""
+        while len(self._working) > self.slots:
+            self._waiting.appendleft(self._working.pop())
+        if self._waiting:
+            for member in list(self._working):
+                if member.turn_batches <= 0 or _is_late(member, now):
+                    self._pass_on(member, now)
+        return self._working
+
+    def _pass_on(self, member: Member, now: float) -> None:
+        for _ in range(len(self._waiting)):
+            following = self._waiting.popleft()
+            if not _is_late(following, now):
+                self._working.remove(member)
+                self._waiting.append(member)
+                self._begin(following)
+                return
+            self._waiting.append(following)
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._working) < self.slots:
+            self._begin(self._waiting.popleft())
+
+    def _begin(self, member: Member) -> None:
+        # What it took too much or too little of the last turn is made up for in this one.
+        member.turn_batches += _turn(member)
+        self._working.append(member)
+
+
+def _turn(member: Member) -> int:
+    if not member.compute_seconds:
+        return 1
+    return max(1, min(TURN_BATCHES_MAX, int(TURN_SECONDS / member.compute_seconds)))
+
+
+def _is_late(member: Member, now: float) -> bool:
+    return bool(member.pending) and now - member.free_at > LATE_SECONDS

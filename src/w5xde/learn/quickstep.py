@@ -1,0 +1,117 @@
+"""Quick steps: what a torch optimizer does at a step, without what surrounds it.
+
+For a small model most of `optimizer.step()` is Python around one kernel (profiling, grouping, checks): 90 of
+110 microseconds with fused Adam. Here the very same kernels are called with the very same arguments, for
+those optimizers we know by heart; every other, and every one with hooks, steps as always. Bits are the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+_FUSED: dict[type, Any] = {Adam: torch._fused_adam_, AdamW: torch._fused_adamw_}
+
+
+class Stepper:
+    """Steps one optimizer, quickly where that is possible."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        # The optimizer as it was made: a schedule wraps `step` to notice that it was called.
+        self._groups: list[dict[str, list[Tensor]]] | None = None
+
+    def step(self) -> None:
+        """One step with the gradients that the parameters hold."""
+        if self._groups is None or not self._is_still_known(self._groups):
+            # The first step makes the state, and tells the schedule that there was one.
+            self._optimizer.step()
+            self._groups = self._known()
+            return
+        with torch.no_grad():
+            for group, tensors in zip(self._optimizer.param_groups, self._groups, strict=True):
+                if type(self._optimizer) is SGD:
+                    torch._foreach_add_(tensors["params"], tensors["grads"], alpha=-group["lr"])
+                else:
+                    self._fused_adam(group, tensors)
+
+    def _fused_adam(self, group: dict[str, Any], tensors: dict[str, list[Tensor]]) -> None:
+        torch._foreach_add_(tensors["steps"], 1)
+        beta1, beta2 = group["betas"]
+        _FUSED[type(self._optimizer)](
+            tensors["params"],
+            tensors["grads"],
+            tensors["exp_avgs"],
+            tensors["exp_avg_sqs"],
+            [],
+            tensors["steps"],
+            amsgrad=False,
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=group["maximize"],
+            grad_scale=None,
+            found_inf=None,
+        )
+
+    def _known(self) -> list[dict[str, list[Tensor]]] | None:
+        """The tensors that a step of this optimizer works on, or None if we do not know how it steps."""
+        optimizer = self._optimizer
+        if type(optimizer) not in (SGD, *_FUSED) or _has_hooks(optimizer):
+            return None
+        groups = []
+        for group in optimizer.param_groups:
+            params = group["params"]
+            if any(p.grad is None or p.grad.is_sparse or p.is_complex() for p in params):
+                return None
+            if len({(p.dtype, p.device) for p in params}) != 1 or not isinstance(group["lr"], float):
+                return None
+            tensors = {"params": list(params), "grads": [p.grad for p in params]}
+            if type(optimizer) is SGD:
+                plain = not (group["momentum"] or group["weight_decay"] or group["maximize"])
+                if not plain or group["fused"] or group["differentiable"]:
+                    return None
+            else:
+                if not group["fused"] or group["amsgrad"] or group["capturable"]:
+                    return None
+                if any(isinstance(beta, Tensor) for beta in group["betas"]):
+                    return None
+                state = [optimizer.state[p] for p in params]
+                tensors |= {
+                    "exp_avgs": [each["exp_avg"] for each in state],
+                    "exp_avg_sqs": [each["exp_avg_sq"] for each in state],
+                    "steps": [each["step"] for each in state],
+                }
+            groups.append(tensors)
+        return groups
+
+    def _is_still_known(self, groups: list[dict[str, list[Tensor]]]) -> bool:
+        """Whether nobody has given a parameter another gradient, or the optimizer another state or a hook."""
+        optimizer = self._optimizer
+        if len(groups) != len(optimizer.param_groups) or _has_hooks(optimizer):
+            return False
+        for group, tensors in zip(optimizer.param_groups, groups, strict=True):
+            if not isinstance(group["lr"], float):
+                return False
+            for parameter, gradient in zip(tensors["params"], tensors["grads"], strict=True):
+                if parameter.grad is not gradient:
+                    return False
+            first = tensors["params"][0]
+            if "steps" in tensors and optimizer.state[first].get("step") is not tensors["steps"][0]:
+                return False
+        return True
+
+
+def _has_hooks(optimizer: Optimizer) -> bool:
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+    )

@@ -1,0 +1,144 @@
+"""The workbench: what a node does with parameters and work, and how its answers are encoded.
+
+Everything here runs where the trainer does: on the node's loop if it is quick, else on a thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from w5xde.compression import AUTO, AUTO_LOSSY, NONE
+from w5xde.control.choice import CodecChoice
+from w5xde.errors import RemoteProtocolError, W5xdeError
+from w5xde.learn.codecs.pipeline import parse
+from w5xde.learn.codecs.sender import SMALL_BYTES, CodecSender
+from w5xde.learn.enrol import NodeParts
+from w5xde.learn.layout import Vector
+from w5xde.learn.payload import unpack
+from w5xde.learn.trainer import BatchFailed, Task
+from w5xde.messages import Answer, Loan, Params, Work
+from w5xde.tree import Span, batch_seed
+
+
+@dataclass(slots=True)
+class Done:
+    """The answers to one Work, their vectors as they travel, and what it took."""
+
+    answers: list[Answer]
+    pieces: list[memoryview]
+    # Vectors that `pieces` are views of: not to be used again before those are sent.
+    lent: list[Vector]
+    compute_seconds: float
+    core_seconds: float
+
+
+class Workbench:
+    """One node's model and data at work. `is_cancelled` tells which leases nobody needs any more."""
+
+    def __init__(
+        self, parts: NodeParts, clock: Callable[[], float], is_cancelled: Callable[[int], bool]
+    ) -> None:
+        self.parts = parts
+        self._clock = clock
+        self._is_cancelled = is_cancelled
+        self._blueprint = parts.trainer.blueprint
+        self._choice = CodecChoice()
+        setting = parts.welcome.rules.compress
+        # An update that fits a few packets is sent as it is, and nobody even thinks about it.
+        is_small = self._blueprint.moving_bytes < SMALL_BYTES and setting in (AUTO, AUTO_LOSSY)
+        self._sender: CodecSender | None = None
+        if not is_small and setting != NONE:
+            self._sender = CodecSender(setting, "up", self._blueprint.moving_groups, self._choice, clock)
+        # Encoding and decoding, since somebody last asked.
+        self._codec_seconds = 0.0
+
+    def take_codec_seconds(self) -> float:
+        seconds, self._codec_seconds = self._codec_seconds, 0.0
+        return seconds
+
+    @property
+    def codec_reason(self) -> str:
+        return self._choice.reason
+
+    def load(self, params: Params, body: bytearray) -> None:
+        """Take over a version of the parameters."""
+        if params.codec == NONE:
+            self.parts.trainer.load(body, whole=params.whole)
+            return
+        begun = self._clock()
+        groups = self._blueprint.groups if params.whole else self._blueprint.moving_groups
+        count = self._blueprint.whole_bytes if params.whole else self._blueprint.moving_bytes
+        try:
+            pipeline = parse(params.codec)
+        except ValueError as error:
+            raise RemoteProtocolError(
+                f"parameters encoded as {params.codec!r}: {error}", code="W5-122"
+            ) from None
+        raw = torch.empty(count, dtype=torch.uint8)
+        pipeline.decode(body, raw, groups)
+        self._codec_seconds += self._clock() - begun
+        self.parts.trainer.load(raw.numpy().data, whole=params.whole)
+
+    def compute(self, work: Work, body: bytearray) -> Done:
+        """Compute every loan that is still needed."""
+        if work.link > 0:
+            self._choice.link(work.link)
+        done = Done([], [], [], 0.0, 0.0)
+        on_core = time.process_time()
+        for loan in work.loans:
+            begun = self._clock()
+            answer, vector = self._compute(loan, body)
+            done.compute_seconds += answer.seconds
+            if vector is not None:
+                answer = self._pack(answer, vector, done, begun)
+            done.answers.append(answer)
+        done.core_seconds = time.process_time() - on_core
+        return done
+
+    def _compute(self, loan: Loan, body: bytearray) -> tuple[Answer, Vector | None]:
+        if self._is_cancelled(loan.lease):
+            return Answer(loan.lease, dropped=True), None
+        parts = self.parts
+        begun = self._clock()
+        try:
+            batches = []
+            for batch in loan.batches:
+                value: Any = unpack(batch.item, body, batch.at)
+                if parts.source is not None:
+                    seed = batch_seed(parts.welcome.rules.seed, loan.epoch, batch.index)
+                    value = parts.source.read_indices(value, seed)
+                batches.append((batch.index, batch.samples, value))
+            span = Span(loan.start, loan.stop)
+            outcome = parts.trainer.compute(Task(loan.epoch, span, loan.count, loan.samples, batches))
+        except (BatchFailed, W5xdeError) as error:
+            return Answer(loan.lease, seconds=self._clock() - begun, failure=str(error)[:2000]), None
+        seconds = self._clock() - begun
+        answer = Answer(loan.lease, loss_sum=outcome.loss_sum, seconds=seconds, absent=outcome.absent)
+        return answer, outcome.vector
+
+    def _pack(self, answer: Answer, vector: Vector, done: Done, now: float) -> Answer:
+        raw = vector.raw.cpu()
+        if self._sender is None:
+            done.pieces.append(raw.numpy().data)
+            done.lent.append(vector)
+            return answer
+        encoded = self._sender.encode(raw, now)
+        self._codec_seconds += encoded.seconds
+        done.pieces += encoded.pieces
+        if encoded.spec == NONE:
+            done.lent.append(vector)
+            return answer
+        self.parts.trainer.recycle(vector)
+        return Answer(
+            answer.lease,
+            answer.loss_sum,
+            answer.seconds,
+            answer.absent,
+            codec=encoded.spec,
+            body_bytes=encoded.encoded_bytes,
+        )

@@ -1,0 +1,104 @@
+"""Quick steps: the very bits of `optimizer.step()`, and always the optimizer's own state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim.lr_scheduler import StepLR
+
+from w5xde.learn.quickstep import Stepper
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
+    "fused adam": lambda m: Adam(m.parameters(), lr=0.01, fused=True),
+    "fused adam with decay": lambda m: Adam(m.parameters(), lr=0.01, weight_decay=0.1, fused=True),
+    "fused adamw": lambda m: AdamW(m.parameters(), lr=0.01, fused=True, maximize=True),
+    "fused amsgrad": lambda m: Adam(m.parameters(), lr=0.01, fused=True, amsgrad=True),
+    "adam": lambda m: Adam(m.parameters(), lr=0.01),
+    "sgd": lambda m: SGD(m.parameters(), lr=0.01),
+    "sgd with momentum": lambda m: SGD(m.parameters(), lr=0.01, momentum=0.9),
+    "sgd with decay": lambda m: SGD(m.parameters(), lr=0.01, weight_decay=0.1),
+    "rmsprop": lambda m: RMSprop(m.parameters(), lr=0.01),
+    "two groups": lambda m: Adam(
+        [{"params": [m[0].weight], "lr": 0.1}, {"params": [m[0].bias, *m[2].parameters()]}], fused=True
+    ),
+}
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 5))
+
+
+def set_gradients(module: nn.Module, step: int, *, skipped: int | None = None) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for number, parameter in enumerate(module.parameters()):
+        gradient = torch.randn(parameter.shape, generator=generator)
+        if number == skipped:
+            parameter.grad = None
+        elif parameter.grad is None:
+            parameter.grad = gradient
+        else:
+            parameter.grad.copy_(gradient)
+
+
+def same(left: nn.Module, right: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left.parameters(), right.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("schedules", [False, True])
+def test_quick_steps_give_the_same_bits(name: str, schedules: bool) -> None:
+    plain, quick = model(), model()
+    optimizers = OPTIMIZERS[name](plain), OPTIMIZERS[name](quick)
+    schedulers = [StepLR(each, 3, 0.5) for each in optimizers] if schedules else []
+    stepper = Stepper(optimizers[1])
+    for step in range(12):
+        for module in (plain, quick):
+            # In the middle one parameter has no gradient for once.
+            set_gradients(module, step, skipped=1 if step == 6 else None)
+        optimizers[0].step()
+        stepper.step()
+        for scheduler in schedulers:
+            scheduler.step()
+        assert same(plain, quick), step
+    states = [optimizer.state_dict()["state"] for optimizer in optimizers]
+    assert str(states[0]) == str(states[1])
+
+
+def test_a_hook_that_is_added_later_is_called() -> None:
+    module = model()
+    optimizer = Adam(module.parameters(), fused=True)
+    stepper = Stepper(optimizer)
+    called = []
+    for step in range(3):
+        set_gradients(module, step)
+        stepper.step()
+    optimizer.register_step_post_hook(lambda *args: called.append(1))
+    set_gradients(module, 3)
+    stepper.step()
+    assert called == [1]
+
+
+def test_a_state_that_is_loaded_later_is_the_one_that_counts() -> None:
+    plain, quick = model(), model()
+    optimizers = [Adam(module.parameters(), fused=True) for module in (plain, quick)]
+    stepper = Stepper(optimizers[1])
+    for step in range(4):
+        for module in (plain, quick):
+            set_gradients(module, step)
+        optimizers[0].step()
+        stepper.step()
+        if step == 1:
+            kept = copy.deepcopy(optimizers[0].state_dict())
+    for optimizer in optimizers:
+        optimizer.load_state_dict(copy.deepcopy(kept))
+    for module in (plain, quick):
+        set_gradients(module, 9)
+    optimizers[0].step()
+    stepper.step()
+    assert same(plain, quick)
