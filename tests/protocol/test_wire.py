@@ -103,11 +103,11 @@ def test_any_frames_cut_anywhere_give_the_same(picks, shares):
 def test_a_large_body_is_received_in_place():
     allocated = []
 
-    def allocate(size: int) -> bytearray:
+    def place(message, size):
         allocated.append(bytearray(size))
         return allocated[-1]
 
-    decoder = Decoder(ROOMY, allocate)
+    decoder = Decoder(ROOMY, place)
     assert feed(decoder, encode(WORDS[Params], len(BODY))) == []
     room = decoder.get_buffer()
     assert room.obj is allocated[0]
@@ -174,12 +174,12 @@ def test_what_is_too_large_is_refused_before_anything_is_allocated(header):
 def test_a_body_is_allocated_only_when_its_message_made_sense():
     refused: list[int] = []
 
-    def allocate(size: int) -> bytearray:
+    def place(message, size):
         refused.append(size)
         return bytearray(size)
 
     with pytest.raises(RemoteProtocolError):
-        feed(Decoder(ROOMY, allocate), head(1, 1024 * 1024) + b"\xc1")
+        feed(Decoder(ROOMY, place), head(1, 1024 * 1024) + b"\xc1")
     assert refused == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from w5xde.errors import JoinError, UsageError
 from w5xde.messages import Beat, Hello, Message, Params, Ready
 from w5xde.protocol.session import COORDINATOR, NODE, WORKING
-from w5xde.protocol.wire import Limits, encode
+from w5xde.protocol.wire import Body, Limits, encode
 from w5xde.runtime.roads import dial, listen
 from w5xde.runtime.transport import Connection
 
@@ -35,7 +35,7 @@ class Ears:
             limits=Limits(1 << 20, LARGE),
         )
 
-    def _heard(self, connection: Connection, message: Message, body: bytearray) -> None:
+    def _heard(self, connection: Connection, message: Message, body: Body) -> None:
         self.messages.append((message, bytes(body)))
         self.heard.set()
 

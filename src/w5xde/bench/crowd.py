@@ -34,6 +34,7 @@ from w5xde.messages import (
     Work,
 )
 from w5xde.protocol.session import NODE
+from w5xde.protocol.wire import Body
 from w5xde.runtime.node import NODE_LIMITS
 from w5xde.runtime.roads import dial
 from w5xde.runtime.transport import Connection
@@ -99,7 +100,7 @@ class Crowd:
     async def _join(self, name: str, host: str, port: int) -> None:
         ready = asyncio.Event()
 
-        def heard(connection: Connection, message: Message, body: bytearray) -> None:
+        def heard(connection: Connection, message: Message, body: Body) -> None:
             if isinstance(message, Work) and self._held is not None:
                 self._held.append((connection, message))
             elif isinstance(message, Work):

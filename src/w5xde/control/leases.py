@@ -58,6 +58,9 @@ class Leases:
     def holds(self, lease: int) -> bool:
         return lease in self._leases
 
+    def get(self, lease: int) -> Lease | None:
+        return self._leases.get(lease)
+
     def new_id(self) -> int:
         self._next += 1
         return self._next - 1

@@ -16,7 +16,7 @@ BEAT_SECONDS = 2.0
 # A tick that comes this much late means that we were stopped or starved, not that the nodes were silent.
 STALL_SECONDS = 1.0
 # How fast an estimate follows a change: the weight of the newest measurement, and if it is quite another.
-_NEWEST = 0.3
+_NEWEST = 0.15
 _NEWEST_IF_ANOTHER = 0.7
 
 

@@ -180,6 +180,11 @@ class NodeCore:
         self._heard_at = 0.0
         self._beat_at = 0.0
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in hand and nothing waits."""
+        return self._in_hand is None and not self._queue
+
     def start(self, now: float) -> list[Effect]:
         self._alone_since = now
         return [Dial(0.0)]

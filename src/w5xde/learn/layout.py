@@ -210,26 +210,38 @@ class FlatModel:
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         # Only what moves into the flat buffer could be torn apart; caches stay where they are.
         _refuse_overlaps({entry.name: tensors[entry.name] for entry in layout.entries})
-        self.tensors: list[Tensor] = []
+        self.tensors: list[Tensor] = [tensors[entry.name] for entry in layout.entries]
+        self._bind(fill=True)
+
+    def _bind(self, *, fill: bool = False) -> None:
+        """Let every parameter and buffer be its place in the state; `fill` it with what they hold."""
         self._places: list[tuple[Tensor, Tensor, int]] = []
         with torch.no_grad():
-            for entry, offset in zip(layout.entries, self.blueprint.offsets, strict=True):
-                tensor = tensors[entry.name]
+            for tensor, offset in zip(self.tensors, self.blueprint.offsets, strict=True):
                 bytes_ = tensor.numel() * tensor.element_size()
                 view = self.state[offset : offset + bytes_].view(tensor.dtype).view(tensor.shape)
-                view.copy_(tensor.detach())
+                if fill:
+                    view.copy_(tensor.detach())
                 # .data keeps the tensor object, so that everybody who holds it sees the flat buffer.
                 tensor.data = view
-                self.tensors.append(tensor)
                 self._places.append((tensor, view, view.data_ptr()))
         self.moving = Vector.over(self.state[: self.blueprint.moving_bytes], self.blueprint)
 
-    def load(self, raw: bytearray | memoryview, *, whole: bool) -> None:
-        """Take over the parameters and buffers of a version."""
-        count = self.blueprint.whole_bytes if whole else self.blueprint.moving_bytes
+    def byte_count(self, *, whole: bool) -> int:
+        return self.blueprint.whole_bytes if whole else self.blueprint.moving_bytes
+
+    def memory(self, *, whole: bool) -> memoryview | None:
+        """The state itself, to be read or written; None if it is on another device."""
+        if self.state.device.type != "cpu":
+            return None
+        return self.state[: self.byte_count(whole=whole)].numpy().data
+
+    def load(self, raw: bytearray | memoryview, *, whole: bool, in_place: bool = False) -> None:
+        """Take over the parameters and buffers of a version; `in_place`: `raw` is our own memory."""
+        count = self.byte_count(whole=whole)
         if len(raw) != count:
             raise ValueError(f"{len(raw)} bytes of parameters where {count} were expected")
-        if count:
+        if count and not in_place:
             self.state[:count].copy_(torch.frombuffer(raw, dtype=torch.uint8))
         for tensor, view, place in self._places:
             # Code that gives a parameter other memory (an LSTM's flatten_parameters on a GPU does) would
@@ -249,8 +261,12 @@ class FlatModel:
 
     def snapshot(self, *, whole: bool) -> memoryview:
         """A copy of the parameters and buffers that nobody will change."""
-        count = self.blueprint.whole_bytes if whole else self.blueprint.moving_bytes
-        return self.state[:count].to("cpu", copy=True).numpy().data
+        return self.state[: self.byte_count(whole=whole)].to("cpu", copy=True).numpy().data
+
+    def move(self) -> None:
+        """Leave the state's memory to whoever still reads it, and go on with a copy."""
+        self.state = self.state.clone()
+        self._bind()
 
 
 def _refuse_overlaps(tensors: dict[str, Tensor]) -> None:

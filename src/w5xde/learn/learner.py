@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,8 @@ from w5xde.learn.quickstep import Stepper
 from w5xde.messages import MOVING, TRAINED
 from w5xde.tree import PairwiseTree, Span
 
+# From here on memory that is copied is worth a thought.
+LARGE_BYTES = 1024 * 1024
 # Below this numpy, which calls sooner, is quicker than torch, which computes faster.
 SMALL_COUNT = 16384
 
@@ -56,24 +59,32 @@ class Learner:
         self.scheduler = scheduler
         self._clip_norm = clip_norm
         self._blueprint = flat.blueprint
-        self._gradient = self._blueprint.new_vector()
         self._parameters = [flat.tensors[i] for i in self._blueprint.trained]
-        self._gradients = self._gradient_views()
+        # A small model's gradients have their own place, so that a step always finds them there; a large
+        # one's are used where they arrived, because copying them would cost as much as a step.
+        self._is_large = self.vector_bytes >= LARGE_BYTES
+        self._gradient = None if self._is_large else self._blueprint.new_vector()
+        self._gradients = [] if self._gradient is None else self._views(self._gradient)
         self._stepper = Stepper(optimizer)
         # A batch that was set aside has its place in the tree, with nothing in it.
         self._steps: dict[int, PairwiseTree[Contribution | None]] = {}
         self._snapshots: dict[bool, tuple[int, memoryview]] = {}
+        # How often the state itself is being read by somebody else, since it last moved.
+        self._lock = threading.Lock()
+        self._readers = 0
+        self._moves = 0
 
     @property
     def vector_bytes(self) -> int:
         return self._blueprint.moving_bytes
 
-    def _gradient_views(self) -> list[torch.Tensor]:
+    def _views(self, vector: Vector) -> list[torch.Tensor]:
+        """The gradient of each parameter in a vector."""
         views = []
         for i in self._blueprint.trained:
             tensor = self.flat.tensors[i]
             offset = self._blueprint.offsets[i]
-            raw = self._gradient.raw[offset : offset + tensor.numel() * tensor.element_size()]
+            raw = vector.raw[offset : offset + tensor.numel() * tensor.element_size()]
             views.append(raw.view(tensor.dtype).view(tensor.shape))
         return views
 
@@ -126,40 +137,47 @@ class Learner:
         """Step the optimizer. Returns the sum of the losses of the step's samples."""
         total = whole.contribution
         absent = total.absent
-        for part, summed in zip(self._gradient.parts, total.vector.parts, strict=True):
-            part.copy_(summed)
-        for i, parameter, gradient in zip(
-            self._blueprint.trained, self._parameters, self._gradients, strict=True
-        ):
-            wanted = None if i in absent else gradient
+        self._leave_readers()
+        gradient, views = self._gradient, self._gradients
+        if gradient is None:
+            gradient = total.vector
+            views = self._views(gradient)
+        else:
+            for part, summed in zip(gradient.parts, total.vector.parts, strict=True):
+                part.copy_(summed)
+        for i, parameter, view in zip(self._blueprint.trained, self._parameters, views, strict=True):
+            wanted = None if i in absent else view
             # Asking costs less than setting, and they rarely change.
             if parameter.grad is not wanted:
                 parameter.grad = wanted
         if self._clip_norm is not None:
-            self._clip(self._clip_norm)
+            self._clip(gradient, self._clip_norm)
         self._stepper.step()
         self.flat.gather()
         if self.scheduler is not None:
             self.scheduler.step()
-        self._advance_buffers(whole.batches)
+        self._advance_buffers(gradient, whole.batches)
+        if self._is_large:
+            for parameter in self._parameters:
+                parameter.grad = None
         self.version += 1
         return total.loss_sum
 
-    def _clip(self, norm_max: float) -> None:
+    def _clip(self, vector: Vector, norm_max: float) -> None:
         trained = [group.dtype for group in self._blueprint.moving_groups if group.role == TRAINED]
         if trained not in ([torch.float32], [torch.float64]):
             # Several dtypes, or one so coarse that where its norms are rounded matters: torch's own way.
             torch.nn.utils.clip_grad_norm_(self._parameters, norm_max)
             return
         # The same on the whole vector at once, in a seventh of the time for a small model.
-        gradient = self._gradient.parts[0]
+        gradient = vector.parts[0]
         norm = torch.linalg.vector_norm(gradient)
         gradient.mul_(torch.clamp(norm_max / (norm + 1e-6), max=1.0))
 
-    def _advance_buffers(self, count: int) -> None:
+    def _advance_buffers(self, vector: Vector, count: int) -> None:
         """Floating buffers move by the mean of what the batches did, counters by the sum."""
         for group, state, change in zip(
-            self._blueprint.moving_groups, self.flat.moving.parts, self._gradient.parts, strict=True
+            self._blueprint.moving_groups, self.flat.moving.parts, vector.parts, strict=True
         ):
             if group.role != MOVING:
                 continue
@@ -176,6 +194,32 @@ class Learner:
         if cached is None or cached[0] != self.version:
             cached = self._snapshots[whole] = (self.version, self.flat.snapshot(whole=whole))
         return cached[1]
+
+    def read_state(self, *, whole: bool) -> tuple[memoryview, Callable[[], None]] | None:
+        """The parameters of this version without a copy, and what to call when they have been read.
+
+        They stay as they are: a step applied before then leaves this memory behind. None: make a copy.
+        """
+        memory = self.flat.memory(whole=whole) if self._is_large else None
+        if memory is None:
+            return None
+        with self._lock:
+            self._readers += 1
+            moves = self._moves
+
+        def done() -> None:
+            with self._lock:
+                self._readers -= moves == self._moves
+
+        return memory, done
+
+    def _leave_readers(self) -> None:
+        with self._lock:
+            if not self._readers:
+                return
+            self._readers = 0
+            self._moves += 1
+        self.flat.move()
 
     def weights_sha256(self) -> str:
         return weights_sha256(self.flat.module)

@@ -75,9 +75,13 @@ class Trainer:
     def blueprint(self) -> Blueprint:
         return self._flat.blueprint
 
-    def load(self, raw: bytearray | memoryview, *, whole: bool) -> None:
-        """Take over a version of the parameters."""
-        self._flat.load(raw, whole=whole)
+    def memory(self, count: int, *, whole: bool) -> memoryview | None:
+        """The memory that a version of so many bytes would be loaded into, if others can write it."""
+        return self._flat.memory(whole=whole) if count == self._flat.byte_count(whole=whole) else None
+
+    def load(self, raw: bytearray | memoryview, *, whole: bool, in_place: bool = False) -> None:
+        """Take over a version of the parameters, which may have been received into `memory` already."""
+        self._flat.load(raw, whole=whole, in_place=in_place)
         self._buffers.remember(whole=whole)
 
     def compute(self, task: Task) -> Outcome:

@@ -44,11 +44,14 @@ class Limits(NamedTuple):
 GREETING_LIMITS = Limits(meta_bytes_max=4096 - HEADER_BYTES, body_bytes_max=0)
 
 
+Body = bytearray | memoryview
+
+
 class Frame(NamedTuple):
     """A message and the raw bytes that came with it."""
 
     message: Message
-    body: bytearray
+    body: Body
 
 
 def encode(message: Message, body_bytes: int = 0) -> bytes:
@@ -63,13 +66,17 @@ def encode(message: Message, body_bytes: int = 0) -> bytes:
 class Decoder:
     """Turns the bytes of one connection into frames, whatever pieces they arrive in."""
 
-    def __init__(self, limits: Limits, allocate: Callable[[int], bytearray] = bytearray) -> None:
+    def __init__(self, limits: Limits, place: Callable[[Message, int], Body] | None = None) -> None:
+        """`place` gives the memory for a large body, when its first bytes are about to be read."""
         self.limits = limits
-        self._allocate = allocate
+        self._place = place or (lambda message, count: bytearray(count))
         self._scratch = bytearray(HEADER_BYTES + min(limits.meta_bytes_max, SCRATCH_BYTES))
         self._filled = 0
+        # A body that does not fit the scratch: its message, its length, its first bytes, and its place.
         self._message: Message | None = None
-        self._body = bytearray()
+        self._body_bytes = 0
+        self._first = b""
+        self._body: Body | None = None
         self._body_filled = 0
         self._broken = False
 
@@ -78,22 +85,30 @@ class Decoder:
         """Whether a body has begun to arrive and is not complete."""
         return self._message is not None
 
+    @property
+    def arriving(self) -> tuple[Message, int] | None:
+        """The message whose body is arriving, and how long that is."""
+        return (self._message, self._body_bytes) if self._message is not None else None
+
     def get_buffer(self) -> memoryview:
         """Where the next bytes belong: the rest of a body, or the scratch."""
-        if self._message is not None:
-            return memoryview(self._body)[self._body_filled :]
-        return memoryview(self._scratch)[self._filled :]
+        if self._message is None:
+            return memoryview(self._scratch)[self._filled :]
+        if self._body is None:
+            self._body = self._place(self._message, self._body_bytes)
+            self._body[: len(self._first)] = self._first
+        return memoryview(self._body)[self._body_filled :]
 
     def buffer_updated(self, count: int) -> list[Frame]:
         """Take note of `count` bytes written into the buffer; returns the frames they completed."""
         if self._broken:
             raise RemoteProtocolError("bytes after an error in the stream", code="W5-120")
-        if self._message is not None:
+        if self._message is not None and self._body is not None:
             self._body_filled += count
-            if self._body_filled < len(self._body):
+            if self._body_filled < self._body_bytes:
                 return []
             frame = Frame(self._message, self._body)
-            self._message, self._body = None, bytearray()
+            self._message = self._body = None
             return [frame]
         self._filled += count
         try:
@@ -115,9 +130,8 @@ class Decoder:
             here = self._filled - meta_end
             if here < body_bytes:
                 # The rest of the body goes straight to its place.
-                self._message = message
-                self._body = self._allocate(body_bytes)
-                self._body[:here] = view[meta_end : self._filled]
+                self._message, self._body_bytes = message, body_bytes
+                self._first = bytes(view[meta_end : self._filled])
                 self._body_filled = here
                 at = self._filled
                 break

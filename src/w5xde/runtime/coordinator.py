@@ -15,8 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import msgspec
-
 from w5xde.callbacks import Callback
 from w5xde.config import Settings
 from w5xde.control import events as ev
@@ -29,6 +27,7 @@ from w5xde.learn.device import use_threads
 from w5xde.learn.job import describe
 from w5xde.learn.prepare import Prepared
 from w5xde.messages import Update
+from w5xde.protocol.wire import Body
 from w5xde.runtime import begin
 from w5xde.runtime.accountant import Accountant
 from w5xde.runtime.actor import Actor
@@ -228,6 +227,7 @@ class Coordinator:
         now = self._loop.time()
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
         self.dispatch(ev.Ticked())
+        self._reception.tick(now)
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
             self._reception.beat()
@@ -261,7 +261,10 @@ class Coordinator:
         if peer is not None:
             self._reception.turn_out(peer, effect.reason, abruptly=not effect.for_good)
 
-    def updated(self, peer: Peer, update: Update, body: bytearray) -> None:
+    def place_of(self, update: Update) -> tuple[int, ...]:
+        return self._intake.place_of(update, self._core.leases)
+
+    def updated(self, peer: Peer, update: Update, body: Body) -> None:
         self._intake.updated(peer, update, body)
 
     # --- steps ------------------------------------------------------------------------------------
@@ -298,10 +301,7 @@ class Coordinator:
         self._loader.release(effect.plan.keys[effect.span.start : effect.span.stop])
 
     def _save(self, effect: ev.Save) -> None:
-        self._keeper.save(effect.cut, self._kept(), self._loop.time())
-
-    def _kept(self) -> dict[str, Any]:
-        return {"meters": msgspec.to_builtins(self.meters.kept())}
+        self._keeper.save(effect.cut, self.meters.kept(), self._loop.time())
 
     def _our_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception nobody expected: stop loudly rather than train on with who knows what."""
@@ -390,7 +390,7 @@ class Coordinator:
         is_wanted = self._settings.checkpoint_every != "off" and self.is_over and self._is_whole
         if not is_wanted or self._learner.version != cut.version:
             return
-        error = self._keeper.save_last(cut, self._kept())
+        error = self._keeper.save_last(cut, self.meters.kept())
         if error:
             self._storage_note(f"the last checkpoint could not be written: {error}")
         else:

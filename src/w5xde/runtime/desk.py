@@ -79,7 +79,7 @@ class LendingDesk:
             peer.version = made.version
             peer.version_asked = max(peer.version_asked, peer.version)
             self._meters.node(peer.name).moved_vectors(made.raw_bytes, made.encoded_bytes)
-            peer.connection.send(Params(peer.version, whole, made.codec), made.pieces, hold=True)
+            peer.connection.send(Params(peer.version, whole, made.codec), made.pieces, made.sent, hold=True)
             self._send_work(peer, leases, found)
 
         self._actor.call(lambda: self._snapshots.get(peer, whole=whole), send)

@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 from w5xde.compression import NONE
 from w5xde.control import events as ev
+from w5xde.control.leases import Leases
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.codecs.receiver import CodecReceiver
 from w5xde.learn.layout import Vector
 from w5xde.learn.learner import Contribution, Learner
 from w5xde.messages import Answer, Rejected, Update
+from w5xde.protocol.wire import Body
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.metrics import Meters, sane_seconds
 from w5xde.runtime.reception import Peer, Reception
@@ -51,7 +53,13 @@ class Intake:
         self._loop = asyncio.get_running_loop()
         self._incoming: dict[int, Contribution] = {}
 
-    def updated(self, peer: Peer, update: Update, body: bytearray) -> None:
+    @staticmethod
+    def place_of(update: Update, leases: Leases) -> tuple[int, ...]:
+        """Where an update belongs among others: what is added first comes first."""
+        lease = leases.get(update.answers[0].lease) if update.answers else None
+        return (lease.step.index, lease.span.start) if lease is not None else ()
+
+    def updated(self, peer: Peer, update: Update, body: Body) -> None:
         vectors = [answer for answer in update.answers if not answer.dropped and not answer.failure]
         expected = [answer.lease for answer in update.answers]
         lengths = [self._length(answer) for answer in vectors]
@@ -84,7 +92,7 @@ class Intake:
         return self._learner.vector_bytes if answer.codec == NONE else answer.body_bytes
 
     def _check(
-        self, body: bytearray, specs: list[str], lengths: list[int]
+        self, body: Body, specs: list[str], lengths: list[int]
     ) -> list[tuple[Vector, bool]] | RemoteProtocolError:
         """The vectors of an update, and whether each is finite. Where the learner is."""
         if all(spec == NONE for spec in specs):

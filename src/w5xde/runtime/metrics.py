@@ -165,9 +165,9 @@ class Meters:
             meter.batches += stop - start
             meter.samples += sum(step.plan.sizes[start:stop])
 
-    def kept(self) -> KeptMeters:
+    def kept(self) -> dict[str, Any]:
         """What a checkpoint keeps of all this."""
-        return KeptMeters(
+        meters = KeptMeters(
             loss_first=self.loss_first,
             loss_last=self.loss_last,
             loss_mean=self.loss_mean,
@@ -178,6 +178,7 @@ class Meters:
             bytes_received=self.bytes_received,
             nodes=[KeptNode(**node.summary()) for node in self.nodes.values()],
         )
+        return {"meters": msgspec.to_builtins(meters)}
 
     def resume(self, restored: Restored) -> None:
         """Go on counting from where a run is restored."""

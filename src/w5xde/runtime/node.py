@@ -43,8 +43,9 @@ from w5xde.messages import (
     Work,
 )
 from w5xde.protocol.session import NODE
-from w5xde.protocol.wire import Limits
+from w5xde.protocol.wire import Body, Limits
 from w5xde.runtime.actor import Actor
+from w5xde.runtime.buffers import Buffers
 from w5xde.runtime.machine import core_count, machine_name
 from w5xde.runtime.roads import configure, dial
 from w5xde.runtime.transport import Connection
@@ -107,6 +108,7 @@ class Node:
         self._core = nd.NodeCore(random.Random(), settings.wait)
         self._connection: Connection | None = None
         self._bench: Workbench | None = None
+        self._buffers = Buffers()
         # Seconds of transfer of this connection that the coordinator knows of.
         self._network_told = 0.0
         self._welcome: Welcome | None = None
@@ -205,6 +207,7 @@ class Node:
                 alive=lambda: self._core.heard(self._loop.time()),
                 limits=NODE_LIMITS,
                 configure=lambda sock: configure(sock, self._settings),
+                place=self._place,
             )
 
         try:
@@ -212,6 +215,13 @@ class Node:
         except JoinError as error:
             self._dial_error = error
             self._dispatch(nd.DialFailed(error.what))
+
+    def _place(self, message: Message, count: int) -> Body:
+        """Memory for what arrives: parameters may go straight into a model that is not being used."""
+        memory = None
+        if isinstance(message, Params) and self._bench is not None and self._core.is_idle:
+            memory = self._bench.place(message, count)
+        return memory if memory is not None else self._buffers.take(count)
 
     def _opened(self, connection: Connection) -> None:
         self._connection = connection
@@ -247,7 +257,7 @@ class Node:
             )
         )
 
-    def _heard(self, connection: Connection, message: Message, body: bytearray) -> None:
+    def _heard(self, connection: Connection, message: Message, body: Body) -> None:
         match message:
             case Work():
                 self._dispatch(nd.Given((message, body), [loan.lease for loan in message.loans]))
@@ -304,7 +314,7 @@ class Node:
 
     # --- work -------------------------------------------------------------------------------------
 
-    def _handle(self, item: tuple[Params | Work, bytearray]) -> None:
+    def _handle(self, item: tuple[Params | Work, Body]) -> None:
         message, body = item
         bench = self._bench
         if bench is None:

@@ -30,7 +30,9 @@ from w5xde.messages import (
     Welcome,
 )
 from w5xde.protocol.session import COORDINATOR
-from w5xde.protocol.wire import Limits
+from w5xde.protocol.wire import Body, Limits
+from w5xde.runtime.buffers import Buffers
+from w5xde.runtime.gate import Gate
 from w5xde.runtime.transport import Connection
 
 # Answers to a few dozen leases, each with a failure's text at most.
@@ -76,7 +78,8 @@ class Host(Protocol):
 
     def joined(self, peer: Peer) -> None: ...
     def heard_from(self, peer: Peer) -> None: ...
-    def updated(self, peer: Peer, update: Update, body: bytearray) -> None: ...
+    def updated(self, peer: Peer, update: Update, body: Body) -> None: ...
+    def place_of(self, update: Update) -> tuple[int, ...]: ...
     def left(self, peer: Peer, reason: str) -> None: ...
     def note(self, kind: str, text: str, node: str) -> None: ...
 
@@ -103,6 +106,8 @@ class Reception:
         self._rules = rules
         self._vector_bytes_max = vector_bytes_max
         self._configure = configure
+        self._buffers = Buffers()
+        self._gate = Gate()
         self._peers: dict[str, Peer] = {}
         self._unnamed: set[Peer] = set()
         self._gone_bytes_sent = 0
@@ -166,10 +171,11 @@ class Reception:
             peer.heard_at = asyncio.get_running_loop().time()
             self._unnamed.add(peer)
 
-        def heard(connection: Connection, message: Message, body: bytearray) -> None:
+        def heard(connection: Connection, message: Message, body: Body) -> None:
             self._heard(peer, message, body)
 
         def lost(connection: Connection, reason: str) -> None:
+            self._gate.done(connection, asyncio.get_running_loop().time())
             self.part(peer, reason)
             self._open -= 1
             if not self._open:
@@ -183,9 +189,23 @@ class Reception:
                 lost=lost,
                 alive=lambda: self._noticed(peer),
                 configure=self._configure,
+                place=lambda message, count: self._buffers.take(count),
+                admit=self._admit,
             )
         )
         return peer.connection
+
+    def _admit(self, connection: Connection, message: Message, body_bytes: int) -> bool:
+        place = self._host.place_of(message) if isinstance(message, Update) else ()
+        return self._gate.ask(connection, place, body_bytes, asyncio.get_running_loop().time())
+
+    def tick(self, now: float) -> None:
+        """Let in who has waited long enough; nobody whom we keep waiting is called silent."""
+        self._gate.tick(now)
+        waiting = self._gate.waiting
+        for peer in self._peers.values() if waiting else ():
+            if peer.connection in waiting:
+                self._noticed(peer)
 
     def hurry(self, now: float) -> None:
         """Part with those who began to greet and then said nothing. Building a model may take long: nodes
@@ -200,8 +220,9 @@ class Reception:
         if peer.is_ready:
             self._host.heard_from(peer)
 
-    def _heard(self, peer: Peer, message: Message, body: bytearray) -> None:
+    def _heard(self, peer: Peer, message: Message, body: Body) -> None:
         if isinstance(message, Update):
+            self._gate.done(peer.connection, peer.heard_at)
             self._host.updated(peer, message, body)
         elif isinstance(message, Hello):
             self._greet(peer, message)

@@ -22,6 +22,8 @@ class Snapshot(NamedTuple):
     pieces: list[memoryview]
     raw_bytes: int
     encoded_bytes: int
+    # To be called when the pieces are sent.
+    sent: Callable[[], None] | None = None
 
 
 class Snapshots:
@@ -40,23 +42,36 @@ class Snapshots:
 
     def get(self, peer: Peer, *, whole: bool) -> Snapshot:
         """The newest version, as it suits this peer."""
-        raw = self._learner.snapshot(whole=whole)
-        version = self._learner.version
         if self._is_plain:
-            return Snapshot(version, NONE, [raw], len(raw), len(raw))
-        vector = torch.frombuffer(raw, dtype=torch.uint8)
-        pipeline = self._whole if whole else self._pipeline(peer, vector)
+            return self._raw(whole=whole)
+        pipeline = self._whole if whole else self._pipeline(peer)
+        if pipeline.spec == NONE:
+            return self._raw(whole=whole)
+        version = self._learner.version
         made = self._made.get((whole, pipeline.spec))
         if made is None or made.version != version:
             groups = self._blueprint.groups if whole else self._blueprint.moving_groups
-            pieces = [raw] if pipeline.spec == NONE else pipeline.encode(vector, groups)
-            encoded_bytes = sum(map(len, pieces))
-            made = Snapshot(version, pipeline.spec, pieces, len(raw), encoded_bytes)
+            raw = self._state(whole=whole)
+            pieces = pipeline.encode(raw, groups)
+            made = Snapshot(version, pipeline.spec, pieces, raw.numel(), sum(map(len, pieces)))
             self._made[whole, pipeline.spec] = made
         return made
 
-    def _pipeline(self, peer: Peer, vector: torch.Tensor) -> Pipeline:
+    def _raw(self, *, whole: bool) -> Snapshot:
+        version = self._learner.version
+        reading = self._learner.read_state(whole=whole)
+        if reading is None:
+            copy = self._learner.snapshot(whole=whole)
+            return Snapshot(version, NONE, [copy], len(copy), len(copy))
+        raw, done = reading
+        return Snapshot(version, NONE, [raw], len(raw), len(raw), done)
+
+    def _state(self, *, whole: bool) -> torch.Tensor:
+        count = self._learner.flat.byte_count(whole=whole)
+        return self._learner.flat.state[:count].cpu()
+
+    def _pipeline(self, peer: Peer) -> Pipeline:
         if peer.sender is None:
             groups = self._blueprint.moving_groups
             peer.sender = CodecSender(self._setting, "down", groups, peer.choice, self._clock)
-        return peer.sender.choose(vector, self._clock())
+        return peer.sender.choose(self._state(whole=False), self._clock())

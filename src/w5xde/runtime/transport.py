@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from w5xde.errors import RemoteProtocolError
 from w5xde.protocol.session import Session
-from w5xde.protocol.wire import GREETING_LIMITS, Decoder, Limits, encode
+from w5xde.protocol.wire import GREETING_LIMITS, Body, Decoder, Limits, encode
 
 if TYPE_CHECKING:
     from w5xde.messages import Message
@@ -41,12 +41,15 @@ class Connection(asyncio.BufferedProtocol):
         side: str,
         *,
         opened: Callable[[Connection], None],
-        heard: Callable[[Connection, Message, bytearray], None],
+        heard: Callable[[Connection, Message, Body], None],
         lost: Callable[[Connection, str], None],
         alive: Callable[[], None],
         limits: Limits = GREETING_LIMITS,
         configure: Callable[[Any], None] = lambda sock: None,
+        place: Callable[[Message, int], Body] | None = None,
+        admit: Callable[[Connection, Message, int], bool] | None = None,
     ) -> None:
+        """`place` gives memory for a large body; `admit`: may it come now, or must it wait for `go_on`?"""
         self.session = Session(side)
         self.peer = "?"
         self.bytes_sent = 0
@@ -59,7 +62,8 @@ class Connection(asyncio.BufferedProtocol):
         self._sending_since: float | None = None
         # Where the body that is arriving began: when, and after how many bytes.
         self._body_since: tuple[float, int] | None = None
-        self._decoder = Decoder(limits)
+        self._decoder = Decoder(limits, place)
+        self._admit = admit
         self._opened, self._heard, self._lost, self._alive = opened, heard, lost, alive
         self._configure = configure
         self._transport: asyncio.Transport | None = None
@@ -119,6 +123,20 @@ class Connection(asyncio.BufferedProtocol):
                 self.link += (_NEWEST if self.link else 1.0) * (rate - self.link)
         elif self._body_since is None:
             self._body_since = (now, self.bytes_received)
+            arriving = self._decoder.arriving
+            if self._admit is not None and arriving is not None and not self._admit(self, *arriving):
+                self._pause_reading()
+
+    def _pause_reading(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def go_on(self) -> None:
+        """The body that had to wait may come now."""
+        # The time it waited says nothing about the link.
+        self._body_since = (time.perf_counter(), self.bytes_received)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         return False
@@ -135,7 +153,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        # What was to be sent is its owner's again.
+        unsent = [*self._unsent, *(sent for _, sent in self._queue if sent is not None)]
         self._queue.clear()
+        self._unsent.clear()
+        for sent in unsent:
+            sent()
         self._lost(self, self._reason or (str(exc) if exc else "the connection closed"))
 
     # --- our side ---------------------------------------------------------------------------------

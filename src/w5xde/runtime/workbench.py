@@ -22,6 +22,8 @@ from w5xde.learn.layout import Vector
 from w5xde.learn.payload import unpack
 from w5xde.learn.trainer import BatchFailed, Task
 from w5xde.messages import Answer, Loan, Params, Work
+from w5xde.protocol.wire import Body
+from w5xde.runtime.buffers import POOLED_BYTES_MIN
 from w5xde.tree import Span, batch_seed
 
 
@@ -54,6 +56,8 @@ class Workbench:
         self._sender: CodecSender | None = None
         if not is_small and setting != NONE:
             self._sender = CodecSender(setting, "up", self._blueprint.moving_groups, self._choice, clock)
+        # The model's own memory, while parameters are being received into it.
+        self._placed: Body | None = None
         # Encoding and decoding, since somebody last asked.
         self._codec_seconds = 0.0
 
@@ -65,10 +69,18 @@ class Workbench:
     def codec_reason(self) -> str:
         return self._choice.reason
 
-    def load(self, params: Params, body: bytearray) -> None:
+    def place(self, params: Params, count: int) -> Body | None:
+        """Where parameters may be received to if nothing is being computed: the model itself."""
+        self._placed = None
+        if params.codec == NONE and count >= POOLED_BYTES_MIN:
+            self._placed = self.parts.trainer.memory(count, whole=params.whole)
+        return self._placed
+
+    def load(self, params: Params, body: Body) -> None:
         """Take over a version of the parameters."""
         if params.codec == NONE:
-            self.parts.trainer.load(body, whole=params.whole)
+            self.parts.trainer.load(body, whole=params.whole, in_place=body is self._placed)
+            self._placed = None
             return
         begun = self._clock()
         groups = self._blueprint.groups if params.whole else self._blueprint.moving_groups
@@ -84,7 +96,7 @@ class Workbench:
         self._codec_seconds += self._clock() - begun
         self.parts.trainer.load(raw.numpy().data, whole=params.whole)
 
-    def compute(self, work: Work, body: bytearray) -> Done:
+    def compute(self, work: Work, body: Body) -> Done:
         """Compute every loan that is still needed."""
         if work.link > 0:
             self._choice.link(work.link)
@@ -100,7 +112,7 @@ class Workbench:
         done.core_seconds = time.process_time() - on_core
         return done
 
-    def _compute(self, loan: Loan, body: bytearray) -> tuple[Answer, Vector | None]:
+    def _compute(self, loan: Loan, body: Body) -> tuple[Answer, Vector | None]:
         if self._is_cancelled(loan.lease):
             return Answer(loan.lease, dropped=True), None
         parts = self.parts

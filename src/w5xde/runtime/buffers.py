@@ -1,0 +1,50 @@
+"""Buffers: memory for large bodies, used again and again.
+
+A hundred megabytes that are new take longer to be given by the system than to be filled. A large buffer
+comes back by itself as soon as nobody holds a view of it any more: nobody needs to say so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+# Below this the allocator has what we want at once.
+POOLED_BYTES_MIN = 1024 * 1024
+# As many as are ever free at once; more would only be kept, not used.
+SPARE_MAX = 2
+
+
+class _Lent(np.ndarray[Any, np.dtype[np.uint8]]):
+    """A view of a buffer that puts it back when the last view of it is gone."""
+
+    pool: Buffers | None = None
+
+    def __del__(self) -> None:
+        if self.pool is not None and isinstance(self.base, np.ndarray):
+            self.pool.give(self.base)
+
+
+class Buffers:
+    """Memory of a few sizes, most recently used first."""
+
+    def __init__(self) -> None:
+        self._spare: deque[np.ndarray[Any, np.dtype[np.uint8]]] = deque(maxlen=SPARE_MAX)
+
+    def take(self, count: int) -> bytearray | memoryview:
+        """Memory of this many bytes, with anything in it."""
+        if count < POOLED_BYTES_MIN:
+            return bytearray(count)
+        memory = next((each for each in self._spare if each.nbytes == count), None)
+        if memory is None:
+            memory = np.empty(count, np.uint8)
+        else:
+            self._spare = deque((each for each in self._spare if each is not memory), maxlen=SPARE_MAX)
+        lent = memory.view(_Lent)
+        lent.pool = self
+        return memoryview(lent)  # type: ignore[arg-type]  # an array is a buffer, whatever its stubs say
+
+    def give(self, memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        self._spare.appendleft(memory)
