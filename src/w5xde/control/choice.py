@@ -12,6 +12,8 @@ from dataclasses import dataclass
 NONE = "none"
 # How long a measurement of the codecs is believed: gradients change as a model learns, and so do idle cores.
 MEASURED_SECONDS = 10.0
+# But not more often than this, whatever the link does: on a busy machine it seems to change all the time.
+SOONEST_SECONDS = 2.0
 # A link so many times faster or slower than when codecs were measured is another situation.
 ANOTHER_LINK = 2.0
 # A codec must promise to be sooner than raw by this share, for what the model of the cost leaves out.
@@ -81,6 +83,8 @@ class CodecChoice:
             return False
         if self._measured_at is None or now - self._measured_at >= MEASURED_SECONDS:
             return True
+        if now - self._measured_at < SOONEST_SECONDS:
+            return False
         return not self._measured_link / ANOTHER_LINK <= link <= self._measured_link * ANOTHER_LINK
 
     def measuring_begun(self, now: float) -> None:

@@ -24,7 +24,7 @@ COPY_FACTOR = 1.5
 COPY_MARGIN_SECONDS = 0.005
 OVERDUE_SECONDS_MIN = 0.05
 # Nodes slower than this many times the pool's mean are asked whether they would finish in time.
-SLOW_FACTOR = 1.5
+SLOW_FACTOR = 2.0
 # Spans are powers of two: a share this little short of the next one is rounded up to it.
 SHARE_SLACK = 1.25
 # One that is left out is tried again after this many times what a batch took it.

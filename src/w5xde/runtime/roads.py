@@ -25,6 +25,7 @@ DIAL_SECONDS = 5.0
 # Data on the way that a dead peer never acknowledges: the kernel gives up after this long.
 USER_TIMEOUT_MILLISECONDS = 10_000
 BACKLOG = 1024
+LOCAL_BUFFER_BYTES = 4 * 1024 * 1024
 # Names in Linux's abstract namespace belong to no file: nothing is left behind, whoever is killed.
 HAS_LOCAL_ROAD = sys.platform == "linux"
 
@@ -41,6 +42,9 @@ def configure(sock: Any, settings: Settings) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, settings.socket_buffer)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.socket_buffer)
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        if not settings.socket_buffer:
+            # Unlike TCP's these do not grow by themselves, and start too small for a large model.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_BUFFER_BYTES)
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, settings.tcp_nodelay)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, settings.tcp_keepalive)

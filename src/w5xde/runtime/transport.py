@@ -7,6 +7,8 @@ and sends large bodies in slices, so that no peer makes our memory grow. It deci
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,6 +27,9 @@ Buffer = bytes | bytearray | memoryview
 JOIN_BYTES_MAX = 64 * 1024
 # Large bodies are written in slices, because asyncio copies what the socket does not take at once.
 SLICE_BYTES = 256 * 1024
+# Pieces at least this long we write to the socket ourselves, so much at a time: asyncio would copy them.
+DIRECT_BYTES_MIN = 512 * 1024
+DIRECT_BYTES = 4 * 1024 * 1024
 # A body at least this long says how fast the link is; a shorter one is there at once, or came with others.
 MEASURED_BYTES_MIN = 64 * 1024
 # The weight of the newest measurement of the link.
@@ -70,6 +75,7 @@ class Connection(asyncio.BufferedProtocol):
         self._queue: deque[tuple[memoryview, Callable[[], None] | None]] = deque()
         self._unsent: list[Callable[[], None]] = []
         self._held = b""
+        self._direct: socket.socket | None = None
         self._is_paused = False
         self._is_closing = False
         self._reason = ""
@@ -153,6 +159,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if self._direct is not None:
+            self._stop_writing_directly()
+            self._direct.close()
+            self._direct = None
         # What was to be sent is its owner's again.
         unsent = [*self._unsent, *(sent for _, sent in self._queue if sent is not None)]
         self._queue.clear()
@@ -176,6 +186,8 @@ class Connection(asyncio.BufferedProtocol):
         With `hold` a small message waits for the next one and travels with it, in one system call.
         """
         if self._transport is None or self._is_closing:
+            if sent is not None:
+                sent()
             return
         self.session.say(message)
         body_bytes = sum(len(piece) for piece in pieces)
@@ -196,6 +208,35 @@ class Connection(asyncio.BufferedProtocol):
         for at, piece in enumerate(pieces):
             self._queue.append((memoryview(piece).cast("B"), sent if at == last else None))
         self._pump()
+
+    def _write_directly(self, piece: memoryview) -> memoryview:
+        """Write as much as the socket takes; returns the rest, which goes on as soon as there is room."""
+        loop = asyncio.get_running_loop()
+        if self._direct is None:
+            # asyncio keeps others away from a socket of its own, so this is a second handle of it.
+            own = cast(asyncio.Transport, self._transport).get_extra_info("socket")
+            self._direct = socket.socket(own.family, own.type, own.proto, os.dup(own.fileno()))
+            self._direct.setblocking(False)
+        try:
+            while len(piece):
+                piece = piece[self._direct.send(piece[:DIRECT_BYTES]) :]
+        except BlockingIOError:
+            if not self._is_paused:
+                self._is_paused = True
+                loop.add_writer(self._direct, self._writable)
+        except OSError as error:
+            # asyncio sees the same when it reads, and tells; this only says it sooner.
+            self._reason = self._reason or os.strerror(error.errno or 0)
+            self.abort()
+        return piece
+
+    def _writable(self) -> None:
+        self._stop_writing_directly()
+        self.resume_writing()
+
+    def _stop_writing_directly(self) -> None:
+        if self._direct is not None:
+            asyncio.get_running_loop().remove_writer(self._direct)
 
     def _release(self) -> None:
         if self._held and self._transport is not None:
@@ -221,6 +262,14 @@ class Connection(asyncio.BufferedProtocol):
     def _pump(self) -> None:
         while self._queue and not self._is_paused and self._transport is not None:
             piece, sent = self._queue.popleft()
+            if len(piece) >= DIRECT_BYTES_MIN and not self._transport.get_write_buffer_size():
+                rest = self._write_directly(piece)
+                if len(rest):
+                    self._queue.appendleft((rest, sent))
+                    return
+                if sent is not None:
+                    sent()
+                continue
             if len(piece) > SLICE_BYTES:
                 self._queue.appendleft((piece[SLICE_BYTES:], sent))
                 piece, sent = piece[:SLICE_BYTES], None
