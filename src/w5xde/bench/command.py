@@ -305,7 +305,7 @@ def _scale_flags(command: argparse.ArgumentParser) -> None:
     )
     _add_seconds(command, 10.0, "how long to measure each row")
     command.add_argument(
-        "--staleness", type=_whole(0, 10**9), metavar="N", help="(default: 2 for each connection)"
+        "--staleness", type=_whole(0, 10**9), metavar="N", help="(default: that of w5xde train)"
     )
 
 

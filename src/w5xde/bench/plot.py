@@ -74,15 +74,12 @@ def draw_evolution(figure: Figure, found: dict[str, Any]) -> None:
     ]
     for bars, values in shown:
         axes.bar_label(bars, labels=[f" {value:,.0f}" if value else "" for value in values])
-    names = [row["stage"] + ("*" if row["settings_missing"] else "") for row in rows]
-    axes.set_yticks(list(places), names)
+    axes.set_yticks(list(places), [row["stage"] for row in rows])
     axes.invert_yaxis()
     axes.set_xlabel("batches/s")
     axes.margins(x=0.12)
     axes.legend(frameon=False)
     _tidy(axes)
-    if any(row["settings_missing"] for row in rows):
-        _footnote(figure, ["* measured without settings that this version lacks"])
 
 
 def draw_codecs(figure: Figure, found: dict[str, Any]) -> None:
@@ -123,7 +120,7 @@ def draw_exchange(figure: Figure, found: dict[str, Any]) -> None:
     axes.axvline(1.0, color=LIMIT, linestyle="--")
     axes.set_yticks(list(places), names)
     axes.invert_yaxis()
-    axes.set_xlabel("exchanges/s over those of a bare TCP stream to and from one place")
+    axes.set_xlabel("exchanges/s over those of a bare stream on the same road, to and from one place")
     axes.margins(x=0.1)
     axes.legend(frameon=False)
     _tidy(axes)

@@ -144,6 +144,7 @@ def show_seed(out: Console, found: dict[str, Any]) -> None:
         f"{least_and_most(found['batches_per_node'].values(), count)}, "
         f"most/least [bold]{ratio(found['fairness'])}[/]"
     )
+    staleness = f"mean {ratio(found['staleness_mean'])}, most {count(found['staleness_max'])} steps"
     verdict = "[green]clean[/]" if found["audit_clean"] else "[red]NOT CLEAN[/]"
     facts(
         out,
@@ -159,6 +160,8 @@ def show_seed(out: Console, found: dict[str, Any]) -> None:
             ("compression time", f"{encoding_time} a node, ratio {times(found['compression_ratio'])}"),
             ("memory (PSS)", f"{size(found['memory_pss_bytes'])}, all processes together"),
             ("batches per node", shares),
+            ("staleness", staleness),
+            ("lent again", f"{count(found['batches_relent'])} batches"),
             ("ledger", f"{count(found['ledger_batches'])} batches, {verdict}"),
         ],
     )
@@ -178,16 +181,12 @@ def show_evolution(out: Console, found: dict[str, Any]) -> None:
                 [_evolution_row(row) for row in chosen],
             )
         )
-        for row in chosen:
-            if row["settings_missing"]:
-                missing = ", ".join(row["settings_missing"])
-                out.print(f"  {row['stage']}: measured without {missing}, which this version lacks")
 
 
 def _evolution_row(row: dict[str, Any]) -> list[str]:
     then = row["then"]
     return [
-        row["stage"] + ("*" if row["settings_missing"] else ""),
+        row["stage"],
         rate(then["batches_per_second"]),
         rate(row["batches_per_second"]),
         speed(then["bytes_per_second"]),
