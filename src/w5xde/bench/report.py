@@ -172,6 +172,7 @@ def show_seed(out: Console, found: dict[str, Any]) -> None:
 def show_evolution(out: Console, found: dict[str, Any]) -> None:
     out.print(f"[bold]bench evolution[/]  {found['nodes']} nodes, {seconds(found['seconds'])} each")
     out.print("  then: what the first system reported (computed, not applied); now: measured here (applied)")
+    out.print("  ratio: of pickles where there are any, else of the numbers themselves")
     for study in dict.fromkeys(row["study"] for row in found["rows"]):
         chosen = [row for row in found["rows"] if row["study"] == study]
         headings = ["b/s then", "now", "net then", "now", "net time then", "now", "memory then", "now"]
@@ -181,6 +182,9 @@ def show_evolution(out: Console, found: dict[str, Any]) -> None:
                 [_evolution_row(row) for row in chosen],
             )
         )
+        for note in dict.fromkeys(row["note"] for row in chosen):
+            stages = ", ".join(row["stage"] for row in chosen if row["note"] == note)
+            out.print(f"  [dim]{stages}: {note}[/]")
 
 
 def _evolution_row(row: dict[str, Any]) -> list[str]:
@@ -196,7 +200,7 @@ def _evolution_row(row: dict[str, Any]) -> list[str]:
         size(then["memory_bytes"]),
         size(row["memory_pss_bytes"]),
         times(then["compression_ratio"]),
-        times(row["compression_ratio"]),
+        times(row["compression_ratio_of_pickles"] or row["compression_ratio"]),
         loss(row["loss_all_samples"]),
     ]
 
