@@ -145,14 +145,23 @@ def run_product(
     stopwatch = Stopwatch(window_seconds or seconds, settings.nodes, stops=window_seconds is not None)
     watcher = _Shown(stopwatch, settings) if has_view else stopwatch
     said = run_apart(
-        lambda line: _run(job, settings, name, stopwatch, watcher, measures_loss), "w5xde", seconds
+        lambda line: run_here(job, settings, name, stopwatch, watcher, measures_loss=measures_loss),
+        "w5xde",
+        seconds,
     )
     return msgspec.convert(said, Run)
 
 
-def _run(
-    job: Job, settings: Settings, name: str, stopwatch: Stopwatch, watcher: Watcher, measures_loss: bool
+def run_here(
+    job: Job,
+    settings: Settings,
+    name: str,
+    stopwatch: Stopwatch,
+    watcher: Watcher,
+    *,
+    measures_loss: bool = False,
 ) -> Run:
+    """The run itself, in this process. `watcher` is the stopwatch, or somebody who tells it."""
     before: list[int] = []
 
     def model() -> Any:
@@ -194,7 +203,8 @@ class _Shown(Watcher):
 class Stopwatch(Watcher):
     """Looks at a run a few times a second, from the coordinator's own loop."""
 
-    def __init__(self, seconds: float, nodes: int, *, stops: bool) -> None:
+    def __init__(self, seconds: float, nodes: int, *, stops: bool, warm_up_steps: int = 1) -> None:
+        self._warm_up_steps = warm_up_steps
         self.warm_up_seconds = min(WARM_UP_SECONDS, WARM_UP_PART * seconds)
         self.memory_pss_bytes: int | None = None
         self.peak_bytes: int | None = None
@@ -227,7 +237,7 @@ class Stopwatch(Watcher):
             # What trying the first batch took is over; what training takes counts.
             forget_peak()
         self.peak_bytes = peak_bytes()
-        if now - self._first_step_at < self.warm_up_seconds:
+        if now - self._first_step_at < self.warm_up_seconds or status.step < self._warm_up_steps:
             return
         # Dear, so twice only: when everybody is there, and in the middle.
         if not self._tree:
