@@ -16,9 +16,10 @@ import psutil
 import pytest
 
 from tests.system.harness import PATIENCE_SECONDS, ROOT, environment
-from w5xde.bench import codecs, command, plot, report
+from w5xde.bench import codecs, command, links, plot, report
 from w5xde.bench.crew import crew, run_apart
 from w5xde.bench.peers import MATCHES
+from w5xde.bench.relay import Bucket
 from w5xde.bench.stages import STAGES, STUDIES
 from w5xde.bench.stats import compare
 from w5xde.cli import main
@@ -32,6 +33,7 @@ COMMANDS = {
     "seed": ["--nodes", "3", "--seconds", "1", "--runs", "runs"],
     "evolution": ["--studies", "stages,logging", "--nodes", "2", "--seconds", "0.3"],
     "exchange": ["--params", "1e4,3e4", "--nodes", "2", "--seconds", "0.3", "--optimizer", "adam"],
+    "links": ["--rates", "1000", "--params", "2e4", "--seconds", "0.4", "--codec", "none", "--codec", "auto"],
     "peers": ["--rows", "seed-sync,seed-ray", "--nodes", "2", "--pairs", "3", "--seconds", "0.4"],
     "scale": ["--nodes", "2,6", "--seconds", "0.4"],
 }
@@ -133,6 +135,54 @@ def test_an_exchange_stands_beside_the_bare_stream_and_gloo(results):
         )
 
 
+def test_codecs_on_a_link_take_turns_and_auto_stands_beside_the_best_and_raw(results):
+    found = results["links"]
+    [row] = found["rows"]
+    assert row["mbit_per_second"] == 1000
+    assert [turn["codec"] for turn in row["turns"]] == ["none", "auto", "none", "auto"]
+    for turn in row["turns"]:
+        assert turn["batches_per_second"] == pytest.approx(turn["window_batches"] / turn["window_seconds"])
+        assert turn["audit_clean"]
+        assert turn["window_batches"] <= turn["batches"] == turn["ledger_batches"]
+        assert sum(turn["batches_per_node"].values()) == turn["batches"]
+        # Each batch brings a gradient, and nothing was counted that never travelled.
+        assert turn["bytes_up_per_batch"] * turn["compression_ratio"] > 4 * found["parameters"] / 2
+    speeds = {
+        codec: max(turn["batches_per_second"] for turn in row["turns"] if turn["codec"] == codec)
+        for codec in ("none", "auto")
+    }
+    assert row["batches_per_second"] == speeds
+    assert row["best"] == "none"
+    assert row["auto_over_best"] == row["auto_over_raw"] == pytest.approx(speeds["auto"] / speeds["none"])
+    assert row["auto_lossy_over_best"] is None
+    assert found["lossy"] == []
+
+
+def test_a_link_carries_no_more_than_its_rate_and_a_burst():
+    bucket = Bucket(1e6, now=0.0)
+    passed, now = 0, 0.0
+    for _ in range(1000):
+        now += bucket.wait_seconds(now)
+        free = bucket.free(now)
+        assert free > 0
+        bucket.take(free)
+        passed += free
+        assert passed <= bucket.size + 1e6 * now + 1
+    assert passed > 1e6 * now - bucket.size
+    # What nobody used is not saved up for ever.
+    assert bucket.free(now + 3600) == bucket.size
+
+
+def test_a_codec_that_may_round_in_one_direction_is_lossy():
+    assert [codec for codec in links.CODECS if links.is_lossy(codec)] == [
+        "bf16",
+        "up: int8, down: bf16",
+        "auto:lossy",
+    ]
+    assert links.is_lossy("down: fp16")
+    assert not links.is_lossy("up: shuffle | zstd:3")
+
+
 def test_peers_are_compared_in_pairs_and_every_row_is_there(results):
     peers = results["peers"]
     measured, ray = peers["rows"]
@@ -197,7 +247,15 @@ def test_results_are_shown_as_tables_too(results, capsys):
     for result in results.values():
         report.show(result, sys.stdout)
     shown = capsys.readouterr().out
-    for word in ("most/least", "reported", "exchanges/s", "not installed", "updates/s", "direct tensors"):
+    for word in (
+        "most/least",
+        "reported",
+        "exchanges/s",
+        "not installed",
+        "updates/s",
+        "direct tensors",
+        "auto over none",
+    ):
         assert word in shown
 
 
@@ -304,6 +362,8 @@ def test_who_is_killed_is_missed_at_once():
         (["exchange", "--params", "1e6,many"], "'many' is not a number"),
         (["peers", "--rows", "seed-async,seed"], "'seed' is none of"),
         (["scale", "--nodes", ""], "--nodes"),
+        (["links", "--codec", "zst"], "did you mean 'zstd'?"),
+        (["links", "--rates", "100,fast"], "'fast' is not a number"),
         (["race"], "invalid choice: 'race'"),
         (["seed", "--secs", "3"], "Did you mean --seconds?"),
     ],
@@ -327,7 +387,7 @@ def test_without_matplotlib_a_picture_is_refused_with_the_line_that_installs_it(
 
 
 def test_help_has_examples(capsys):
-    for name in ("seed", "evolution", "codecs", "exchange", "peers", "scale"):
+    for name in command.BENCHES:
         with pytest.raises(SystemExit):
             main(["bench", name, "--help"])
         shown = capsys.readouterr().out

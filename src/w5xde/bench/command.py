@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from w5xde.bench.stages import STUDIES
-from w5xde.bench.typed import number, one_of, picture, several, whole
+from w5xde.bench.typed import compression, number, one_of, picture, several, whole
 from w5xde.cli import BENCH_ABOUT, NOT_CLEAN, Parser, results_to
 from w5xde.errors import UsageError
 
@@ -219,6 +219,35 @@ def _run_exchange(given: argparse.Namespace, say: Say) -> dict[str, Any]:
     return run_exchange(options, say)
 
 
+def _links_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--rates",
+        type=several(number(0.1, 100_000.0)),
+        default=(1000.0, 100.0, 10.0),
+        metavar="MBIT,…",
+        help="what each link carries in a second, each way (default: 1000,100,10)",
+    )
+    command.add_argument(
+        "--params", type=whole(1000, 10**8), default=1_000_000, metavar="N", help="(default: 1e6)"
+    )
+    command.add_argument("--nodes", type=whole(1, 64), default=2, metavar="N", help="(default: 2)")
+    _add_seconds(command, 6.0, "how long to measure each turn, and at least a step")
+    command.add_argument(
+        "--codec",
+        type=compression,
+        action="append",
+        metavar="SPEC",
+        help="as --compress of w5xde train; may be given several times (default: eight of them)",
+    )
+
+
+def _run_links(given: argparse.Namespace, say: Say) -> dict[str, Any]:
+    from w5xde.bench.links import LinksOptions, run_links
+
+    chosen = {"codecs": tuple(given.codec)} if given.codec else {}
+    return run_links(LinksOptions(given.rates, given.params, given.nodes, given.seconds, **chosen), say)
+
+
 def _peers_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--rows",
@@ -298,6 +327,14 @@ BENCHES: dict[str, Bench] = {
   w5xde bench exchange --params 25e6 --nodes 2 --optimizer adam     also what the coordinator holds""",
         _exchange_flags,
         _run_exchange,
+    ),
+    "links": Bench(
+        "what each codec makes of slow links, and whether auto finds the best",
+        """examples:
+  w5xde bench links                       a quarter of an hour, most of it at 10 Mbit/s
+  w5xde bench links --rates 100 --codec none --codec zstd:1 --codec auto""",
+        _links_flags,
+        _run_links,
     ),
     "peers": Bench(
         "the same jobs on PyTorch DDP and, if installed, Ray, in turns; rows we lose included",

@@ -20,20 +20,29 @@ from w5xde.bench.product import Run, Stopwatch, count_again, run_here, settings_
 from w5xde.bench.relay import be_relay, open_listener
 from w5xde.bench.seed import Say, runs_folder
 from w5xde.bench.stats import quotient
-from w5xde.compression import AUTO, AUTO_LOSSY, NONE
+from w5xde.compression import AUTO, AUTO_LOSSY, LOSSY, NONE, parse_compress, parse_spec
 from w5xde.config import Settings
 from w5xde.learn.job import Job
 from w5xde.runtime.coordinator import Coordinator
 
 # Those that leave the bits alone, then those that may not.
-LOSSLESS = (NONE, "lz4", "zstd:1", "shuffle | zstd:1", AUTO)
-LOSSY = ("bf16", "up: int8, down: bf16", AUTO_LOSSY)
+CODECS = (
+    NONE,
+    "lz4",
+    "zstd:1",
+    "shuffle | zstd:1",
+    AUTO,
+    "bf16",
+    "up: int8, down: bf16",
+    AUTO_LOSSY,
+)
 # Small, so that there is more to send than to compute.
 BATCH_SIZE = 4
 # Each contestant's turns; the better counts, because machines drift.
 ROUNDS = 2
-# The first parameters travel as they are, and the first gradients tell how fast the link is.
-WARM_UP_STEPS = 2
+# The first parameters travel as they are, the first gradients tell how fast the link is, and whoever joins
+# first may be lent the whole of the first step.
+WARM_UP_STEPS = 3
 # However slow it is, a run ends after this many times what it is measured for, and so many raw steps.
 SECONDS_FACTOR, STEPS_MAX = 4, 10
 BITS_PER_BYTE, FLOAT_BYTES, MEGA = 8, 4, 1e6
@@ -47,7 +56,7 @@ class LinksOptions:
     parameters: int = 1_000_000
     nodes: int = 2
     seconds: float = 6.0
-    codecs: tuple[str, ...] = (*LOSSLESS, *LOSSY)
+    codecs: tuple[str, ...] = CODECS
 
 
 class Announced(Watcher):
@@ -83,10 +92,20 @@ def run_links(options: LinksOptions, say: Say) -> dict[str, Any]:
         "batch_size": BATCH_SIZE,
         "seconds": options.seconds,
         "rounds": ROUNDS,
+        "lossy": [codec for codec in options.codecs if is_lossy(codec)],
         "rows": rows,
         "audit_clean": all(turn["audit_clean"] for row in rows for turn in row["turns"]),
         "machine": machine(),
     }
+
+
+def is_lossy(codec: str) -> bool:
+    """Whether it may round numbers."""
+    specs = parse_compress(codec)
+    return any(
+        spec == AUTO_LOSSY or (spec != AUTO and any(stage.name in LOSSY for stage in parse_spec(spec)))
+        for spec in (specs.up, specs.down)
+    )
 
 
 def _compare(turns: list[dict[str, Any]]) -> dict[str, Any]:
@@ -95,7 +114,7 @@ def _compare(turns: list[dict[str, Any]]) -> dict[str, Any]:
     for turn in turns:
         speeds[turn["codec"]] = max(speeds.get(turn["codec"], 0.0), turn["batches_per_second"] or 0.0)
     fixed = {codec: speed for codec, speed in speeds.items() if codec not in (AUTO, AUTO_LOSSY)}
-    lossless = {codec: speed for codec, speed in fixed.items() if codec not in LOSSY}
+    lossless = {codec: speed for codec, speed in fixed.items() if not is_lossy(codec)}
     best = max(lossless, key=lossless.__getitem__, default=None)
     return {
         "batches_per_second": speeds,

@@ -216,6 +216,36 @@ def show_exchange(out: Console, found: dict[str, Any]) -> None:
     out.print("  memory: what the coordinator grew by, over parameters, optimizer state and one accumulator")
 
 
+def show_links(out: Console, found: dict[str, Any]) -> None:
+    out.print(
+        f"[bold]bench links[/]  {count(found['parameters'])} parameters, {found['nodes']} nodes, "
+        f"{seconds(found['seconds'])} each, the better of {found['rounds']} turns; batches/s"
+    )
+    links = found["rows"]
+    every = list(links[0]["batches_per_second"])
+
+    def lines(codecs: Iterable[str]) -> list[list[str]]:
+        return [[codec, *(rate(link["batches_per_second"][codec]) for link in links)] for codec in codecs]
+
+    def over(name: str, key: str) -> list[str]:
+        return [f"[dim]{name}[/]", *(ratio(link[key]) for link in links)]
+
+    blank = [""] * (1 + len(links))
+    out.print(
+        rows(
+            ["codec", *(f"{link['mbit_per_second']:g} Mbit/s" for link in links)],
+            [
+                *lines(codec for codec in every if codec not in found["lossy"]),
+                over("auto over the best of these", "auto_over_best"),
+                over("auto over none", "auto_over_raw"),
+                blank,
+                *lines(found["lossy"]),
+                over("auto:lossy over the best of all", "auto_lossy_over_best"),
+            ],
+        )
+    )
+
+
 def show_peers(out: Console, found: dict[str, Any]) -> None:
     kept = found["pairs"] - found["pairs_dropped"]
     out.print(f"[bold]bench peers[/]  {kept} pairs of {seconds(found['seconds'])}, in turns")
@@ -298,6 +328,7 @@ _SHOW: dict[str, Callable[[Console, dict[str, Any]], None]] = {
     "evolution": show_evolution,
     "codecs": show_codecs,
     "exchange": show_exchange,
+    "links": show_links,
     "peers": show_peers,
     "scale": show_scale,
 }
