@@ -230,7 +230,11 @@ def show_links(out: Console, found: dict[str, Any]) -> None:
     def over(name: str, key: str) -> list[str]:
         return [f"[dim]{name}[/]", *(ratio(link[key]) for link in links)]
 
-    blank = [""] * (1 + len(links))
+    lossy = []
+    if found["lossy"]:
+        blank = [""] * (1 + len(links))
+        verdict = over("auto:lossy over the best of all", "auto_lossy_over_best")
+        lossy = [blank, *lines(found["lossy"]), verdict]
     out.print(
         rows(
             ["codec", *(f"{link['mbit_per_second']:g} Mbit/s" for link in links)],
@@ -238,9 +242,7 @@ def show_links(out: Console, found: dict[str, Any]) -> None:
                 *lines(codec for codec in every if codec not in found["lossy"]),
                 over("auto over the best of these", "auto_over_best"),
                 over("auto over none", "auto_over_raw"),
-                blank,
-                *lines(found["lossy"]),
-                over("auto:lossy over the best of all", "auto_lossy_over_best"),
+                *lossy,
             ],
         )
     )
