@@ -16,14 +16,16 @@ import psutil
 import pytest
 
 from tests.system.harness import PATIENCE_SECONDS, ROOT, environment
-from w5xde.bench import codecs, command, plot, report
+from w5xde.bench import codecs, command, links, plot, report
 from w5xde.bench.crew import crew, run_apart
 from w5xde.bench.peers import MATCHES
+from w5xde.bench.relay import Bucket
 from w5xde.bench.stages import STAGES, STUDIES
 from w5xde.bench.stats import compare
 from w5xde.cli import main
 from w5xde.errors import TrainingError
 from w5xde.runtime.auditing import audit_run
+from w5xde.runtime.roads import HAS_LOCAL_ROAD
 
 PNG = b"\x89PNG\r\n\x1a\n"
 # One process for all: loading torch takes longer than these benchmarks.
@@ -31,6 +33,7 @@ COMMANDS = {
     "seed": ["--nodes", "3", "--seconds", "1", "--runs", "runs"],
     "evolution": ["--studies", "stages,logging", "--nodes", "2", "--seconds", "0.3"],
     "exchange": ["--params", "1e4,3e4", "--nodes", "2", "--seconds", "0.3", "--optimizer", "adam"],
+    "links": ["--rates", "1000", "--params", "2e4", "--seconds", "0.4", "--codec", "none", "--codec", "auto"],
     "peers": ["--rows", "seed-sync,seed-ray", "--nodes", "2", "--pairs", "3", "--seconds", "0.4"],
     "scale": ["--nodes", "2,6", "--seconds", "0.4"],
 }
@@ -87,7 +90,11 @@ def test_the_seeds_report_is_complete_and_every_ratio_is_the_quotient_of_its_fig
     assert 0 < seed["epochs"] <= seed["batches"] // 32
     assert seed["memory_pss_bytes"] > 10**7
     assert seed["loss_average"] > 0
-    assert {"loss_first", "loss_last", "loss_all_samples", "compression_ratio"} <= set(seed)
+    assert {"loss_first", "loss_last", "loss_all_samples"} <= set(seed)
+    # So small that nothing is compressed.
+    assert seed["compression_ratio"] == 1.0
+    assert 0 <= seed["staleness_mean"] <= seed["staleness_max"] <= 32
+    assert seed["batches_relent"] >= 0
     assert [node["batches"] for node in seed["per_node"]] == list(counts)
     assert seed["batch_size"] == 32
     assert seed["parameters"] == 430
@@ -108,12 +115,13 @@ def test_only_what_the_ledger_has_is_counted(results, folder):
 
 def test_an_exchange_stands_beside_the_bare_stream_and_gloo(results):
     exchange = results["exchange"]
-    assert [(row["parameters"], row["nodes"]) for row in exchange["rows"] if row["road"] == "default"] == [
-        (10_000, 2),
-        (30_000, 2),
+    assert [(row["parameters"], row["nodes"], row["road"]) for row in exchange["rows"]] == [
+        (parameters, 2, road) for parameters in (10_000, 30_000) for road in ("tcp", "default")
     ]
+    default = "unix" if HAS_LOCAL_ROAD else "tcp"
     for row in exchange["rows"]:
-        limit = exchange["tcp_bytes_per_second"] / (row["nodes"] * 2 * 4 * row["parameters"])
+        stream = "tcp" if row["road"] == "tcp" else default
+        limit = exchange[f"{stream}_bytes_per_second"] / (row["nodes"] * 2 * 4 * row["parameters"])
         assert row["limit_exchanges_per_second"] == pytest.approx(limit)
         assert row["exchanges_per_second"] == pytest.approx(row["exchanges"] / row["window_seconds"])
         assert row["limit_ratio"] == pytest.approx(row["exchanges_per_second"] / limit)
@@ -125,6 +133,54 @@ def test_an_exchange_stands_beside_the_bare_stream_and_gloo(results):
         assert row["coordinator_memory_ratio"] == pytest.approx(
             row["coordinator_memory_bytes"] / row["coordinator_state_bytes"]
         )
+
+
+def test_codecs_on_a_link_take_turns_and_auto_stands_beside_the_best_and_raw(results):
+    found = results["links"]
+    [row] = found["rows"]
+    assert row["mbit_per_second"] == 1000
+    assert [turn["codec"] for turn in row["turns"]] == ["none", "auto", "none", "auto"]
+    for turn in row["turns"]:
+        assert turn["batches_per_second"] == pytest.approx(turn["window_batches"] / turn["window_seconds"])
+        assert turn["audit_clean"]
+        assert turn["window_batches"] <= turn["batches"] == turn["ledger_batches"]
+        assert sum(turn["batches_per_node"].values()) == turn["batches"]
+        # Each batch brings a gradient, and nothing was counted that never travelled.
+        assert turn["bytes_up_per_batch"] * turn["compression_ratio"] > 4 * found["parameters"] / 2
+    speeds = {
+        codec: max(turn["batches_per_second"] for turn in row["turns"] if turn["codec"] == codec)
+        for codec in ("none", "auto")
+    }
+    assert row["batches_per_second"] == speeds
+    assert row["best"] == "none"
+    assert row["auto_over_best"] == row["auto_over_raw"] == pytest.approx(speeds["auto"] / speeds["none"])
+    assert row["auto_lossy_over_best"] is None
+    assert found["lossy"] == []
+
+
+def test_a_link_carries_no_more_than_its_rate_and_a_burst():
+    bucket = Bucket(1e6, now=0.0)
+    passed, now = 0, 0.0
+    for _ in range(1000):
+        now += bucket.wait_seconds(now)
+        free = bucket.free(now)
+        assert free > 0
+        bucket.take(free)
+        passed += free
+        assert passed <= bucket.size + 1e6 * now + 1
+    assert passed > 1e6 * now - bucket.size
+    # What nobody used is not saved up for ever.
+    assert bucket.free(now + 3600) == bucket.size
+
+
+def test_a_codec_that_may_round_in_one_direction_is_lossy():
+    assert [codec for codec in links.CODECS if links.is_lossy(codec)] == [
+        "bf16",
+        "up: int8, down: bf16",
+        "auto:lossy",
+    ]
+    assert links.is_lossy("down: fp16")
+    assert not links.is_lossy("up: shuffle | zstd:3")
 
 
 def test_peers_are_compared_in_pairs_and_every_row_is_there(results):
@@ -158,15 +214,28 @@ def test_more_connections_are_compared_with_the_first_row(results):
         assert 0 < row["latency_p50_seconds"] <= row["latency_p99_seconds"] <= row["latency_most_seconds"]
         assert row["connections_lost"] == 0
         assert row["updates"] <= row["batches"]
+        assert row["staleness"] is None
+        assert row["staleness_mean"] <= row["staleness_max"] <= 32
 
 
-def test_every_stage_of_the_first_system_has_a_row_and_says_what_it_lacks(results):
+def test_every_stage_of_the_first_system_has_a_row_and_was_really_so(results):
     rows = results["evolution"]["rows"]
     assert [row["stage"] for row in rows if row["study"] == "stages"] == [stage.name for stage in STAGES]
     assert [row["stage"] for row in rows if row["study"] == "logging"] == ["verbose", "normal", "silent"]
     for row in rows:
-        assert set(row["settings_missing"]) <= set(row["settings"])
+        assert row["note"]
+        assert 0 < (row["socket_buffer_bytes"] or 1) <= row["settings"].get("socket_buffer", 1)
+        is_pickled = "pickled" in row["settings"].get("compress", "")
+        # A pickle takes nine bytes for a number of four; what fits a few packets, auto sends as it is.
+        assert (row["compression_ratio"] < 0.95) == is_pickled
+        assert (row["compression_ratio_of_pickles"] is not None) == is_pickled
+        if row["settings"].get("compress", "auto") == "auto":
+            assert row["compression_ratio"] == 1.0
         assert row["batches_per_second_whole"] == pytest.approx(row["batches"] / row["seconds"])
+    assert rows[0]["compression_ratio_of_pickles"] == pytest.approx(1.0, abs=1e-6)
+    assert all(row["compression_ratio_of_pickles"] > 1.2 for row in rows[1:3])
+    # A fixed codec is applied even where it gains nothing.
+    assert rows[7]["compression_ratio"] != 1.0
     assert rows[7]["then"]["batches"] == 24_373
 
 
@@ -179,7 +248,15 @@ def test_results_are_shown_as_tables_too(results, capsys):
     for result in results.values():
         report.show(result, sys.stdout)
     shown = capsys.readouterr().out
-    for word in ("most/least", "reported", "exchanges/s", "not installed", "updates/s", "direct tensors"):
+    for word in (
+        "most/least",
+        "reported",
+        "exchanges/s",
+        "not installed",
+        "updates/s",
+        "direct tensors",
+        "auto over none",
+    ):
         assert word in shown
 
 
@@ -236,7 +313,7 @@ def test_the_command_knows_every_row_and_every_study():
     assert parser.parse_args(["evolution"]).studies == tuple(STUDIES)
 
 
-def test_the_measured_job_is_the_example(monkeypatch):
+def test_the_measured_job_is_the_example_at_one_learning_rate():
     from w5xde.bench import jobs
     from w5xde.learn.build import build_model
     from w5xde.learn.job import load_job
@@ -250,7 +327,9 @@ def test_the_measured_job_is_the_example(monkeypatch):
     optimizers = [
         job.optimizer(model.parameters()) for job, model in zip((jobs.seed, example), models, strict=True)
     ]
-    assert optimizers[0].defaults == optimizers[1].defaults
+    mine, theirs = (optimizer.defaults for optimizer in optimizers)
+    assert mine | {"lr": theirs["lr"]} == theirs
+    assert jobs.seed.scheduler is None
 
 
 def test_who_fails_says_so_and_nobody_is_left_behind():
@@ -284,6 +363,8 @@ def test_who_is_killed_is_missed_at_once():
         (["exchange", "--params", "1e6,many"], "'many' is not a number"),
         (["peers", "--rows", "seed-async,seed"], "'seed' is none of"),
         (["scale", "--nodes", ""], "--nodes"),
+        (["links", "--codec", "zst"], "did you mean 'zstd'?"),
+        (["links", "--rates", "100,fast"], "'fast' is not a number"),
         (["race"], "invalid choice: 'race'"),
         (["seed", "--secs", "3"], "Did you mean --seconds?"),
     ],
@@ -307,7 +388,7 @@ def test_without_matplotlib_a_picture_is_refused_with_the_line_that_installs_it(
 
 
 def test_help_has_examples(capsys):
-    for name in ("seed", "evolution", "codecs", "exchange", "peers", "scale"):
+    for name in command.BENCHES:
         with pytest.raises(SystemExit):
             main(["bench", name, "--help"])
         shown = capsys.readouterr().out

@@ -34,8 +34,6 @@ SPECS = (
     "int8 | zstd:1",
 )
 STEPS = 20
-_CONTEXT = 64
-_SYMBOLS = 128
 
 
 class Payload(NamedTuple):
@@ -113,7 +111,8 @@ def _payloads() -> Iterator[Payload]:
     from torch import nn
     from torch.nn.functional import cross_entropy
 
-    from w5xde.datasets import digits, python_docs
+    from w5xde.bench import jobs
+    from w5xde.datasets import digits
 
     images, labels = digits().tensors
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 10))
@@ -124,42 +123,14 @@ def _payloads() -> Iterator[Payload]:
 
     yield _trained("digits", model, digits_loss)
 
-    text = torch.tensor([min(ord(symbol), _SYMBOLS - 1) for symbol in python_docs()])
+    windows = jobs.text_data()
 
     def text_loss(model: nn.Module) -> Tensor:
-        begins = torch.randint(len(text) - _CONTEXT, (16, 1))
-        windows = text[begins + torch.arange(_CONTEXT + 1)]
-        return cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+        chosen = torch.randint(len(windows), (16,))
+        return jobs.guess_next(model, torch.stack([windows[int(at)] for at in chosen]))
 
-    yield _trained("text", _writer(96), text_loss)
-    yield _trained("text, large", _writer(200), text_loss)
-
-
-def _writer(width: int) -> nn.Module:
-    """A transformer of two layers that guesses the next symbol, as in the text example."""
-    import torch
-    from torch import nn
-
-    class Writer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.symbols = nn.Embedding(_SYMBOLS, width)
-            self.places = nn.Embedding(_CONTEXT, width)
-            layer = nn.TransformerEncoderLayer(
-                width, 4, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-            )
-            self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-            self.guess = nn.Linear(width, _SYMBOLS, bias=False)
-            self.register_buffer("future", torch.ones(_CONTEXT, _CONTEXT).triu(1).bool(), persistent=False)
-            nn.init.normal_(self.symbols.weight, std=0.02)
-            nn.init.normal_(self.places.weight, std=0.02)
-
-        def forward(self, symbols: Tensor) -> Tensor:
-            seen = self.layers(self.symbols(symbols) + self.places.weight, mask=self.future)
-            guesses: Tensor = self.guess(seen)
-            return guesses
-
-    return Writer()
+    yield _trained("text", jobs.Writer(96), text_loss)
+    yield _trained("text, large", jobs.Writer(200), text_loss)
 
 
 def _trained(name: str, model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Payload:

@@ -8,10 +8,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from w5xde.bench.stages import STUDIES
+from w5xde.bench.typed import compression, number, one_of, picture, several, whole
 from w5xde.cli import BENCH_ABOUT, NOT_CLEAN, Parser, results_to
 from w5xde.errors import UsageError
 
@@ -49,7 +49,7 @@ def build_parser() -> Parser:
             "--json", action="store_true", help="print one JSON object with the results on stdout"
         )
         command.add_argument(
-            "--plot", metavar="FILE.png", type=_picture, help="also draw the results into this file"
+            "--plot", metavar="FILE.png", type=picture, help="also draw the results into this file"
         )
     return parser
 
@@ -93,59 +93,8 @@ class Progress:
         print(f"{time.monotonic() - self._began_at:6.1f} s  {text} …", file=sys.stderr, flush=True)
 
 
-# --- what is typed --------------------------------------------------------------------------------
-
-
-def _picture(text: str) -> Path:
-    path = Path(text)
-    if path.suffix.lower() != ".png":
-        raise argparse.ArgumentTypeError(f"{text!r} must end in .png")
-    if not path.absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {path.absolute().parent}")
-    return path
-
-
-def _number(low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not low <= number <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} must be from {low:g} to {high:g}")
-        return number
-
-    return parse
-
-
-def _whole(low: int, high: int) -> Callable[[str], int]:
-    """Also written like 25e6."""
-
-    def parse(text: str) -> int:
-        number = _number(low, high)(text)
-        if number != int(number):
-            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number")
-        return int(number)
-
-    return parse
-
-
-def _several(one: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """What is joined by commas."""
-    return lambda text: tuple(one(part.strip()) for part in text.split(","))
-
-
-def _one_of(known: Sequence[str]) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in known:
-            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}")
-        return text
-
-    return parse
-
-
-_SECONDS = _number(0.2, 3600.0)
-_NODES = _whole(1, 1000)
+_SECONDS = number(0.2, 3600.0)
+_NODES = whole(1, 1000)
 
 
 def _add_seconds(command: argparse.ArgumentParser, default: float, text: str) -> None:
@@ -173,12 +122,12 @@ def _seed_flags(command: argparse.ArgumentParser) -> None:
     _add_seconds(command, 30.0, "how long to train")
     command.add_argument(
         "--batches-per-step",
-        type=_whole(1, 65536),
+        type=whole(1, 65536),
         metavar="N",
         help="(default: 1 in async mode, 32 in sync)",
     )
     command.add_argument(
-        "--staleness", type=_whole(0, 10**9), metavar="N", help="async: (default: that of w5xde train)"
+        "--staleness", type=whole(0, 10**9), metavar="N", help="async: (default: that of w5xde train)"
     )
     command.add_argument("--runs", metavar="FOLDER", help="keep the run there (default: thrown away)")
 
@@ -204,7 +153,7 @@ MATCH_NAMES = ("seed-async", "seed-sync", "large-fp32", "large-bf16", "large-bf1
 def _evolution_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--studies",
-        type=_several(_one_of(tuple(STUDIES))),
+        type=several(one_of(tuple(STUDIES))),
         default=tuple(STUDIES),
         metavar="NAME,…",
         help=f"some of {', '.join(tuple(STUDIES))} (default: all)",
@@ -235,13 +184,13 @@ def _run_codecs(given: argparse.Namespace, say: Say) -> dict[str, Any]:
 def _exchange_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--params",
-        type=_several(_whole(1, 10**9)),
+        type=several(whole(1, 10**9)),
         default=(1_000_000, 25_000_000),
         metavar="N,…",
         help="sizes of the model (default: 1e6,25e6)",
     )
     command.add_argument(
-        "--nodes", type=_several(_whole(1, 64)), default=(2, 4), metavar="N,…", help="(default: 2,4)"
+        "--nodes", type=several(whole(1, 64)), default=(2, 4), metavar="N,…", help="(default: 2,4)"
     )
     _add_seconds(command, 5.0, "how long to measure each row")
     command.add_argument(
@@ -270,17 +219,46 @@ def _run_exchange(given: argparse.Namespace, say: Say) -> dict[str, Any]:
     return run_exchange(options, say)
 
 
+def _links_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--rates",
+        type=several(number(0.1, 100_000.0)),
+        default=(1000.0, 100.0, 10.0),
+        metavar="MBIT,…",
+        help="what each link carries in a second, each way (default: 1000,100,10)",
+    )
+    command.add_argument(
+        "--params", type=whole(1000, 10**8), default=1_000_000, metavar="N", help="(default: 1e6)"
+    )
+    command.add_argument("--nodes", type=whole(1, 64), default=2, metavar="N", help="(default: 2)")
+    _add_seconds(command, 6.0, "how long to measure each turn, and at least a step")
+    command.add_argument(
+        "--codec",
+        type=compression,
+        action="append",
+        metavar="SPEC",
+        help="as --compress of w5xde train; may be given several times (default: eight of them)",
+    )
+
+
+def _run_links(given: argparse.Namespace, say: Say) -> dict[str, Any]:
+    from w5xde.bench.links import LinksOptions, run_links
+
+    chosen = {"codecs": tuple(given.codec)} if given.codec else {}
+    return run_links(LinksOptions(given.rates, given.params, given.nodes, given.seconds, **chosen), say)
+
+
 def _peers_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--rows",
-        type=_several(_one_of(MATCH_NAMES)),
+        type=several(one_of(MATCH_NAMES)),
         default=MATCH_NAMES,
         metavar="ROW,…",
         help=f"some of {', '.join(MATCH_NAMES)} (default: all)",
     )
     command.add_argument(
         "--pairs",
-        type=_whole(1, 1000),
+        type=whole(1, 1000),
         default=5,
         metavar="N",
         help="turns of both; of several the first is dropped (default: 5)",
@@ -298,14 +276,14 @@ def _run_peers(given: argparse.Namespace, say: Say) -> dict[str, Any]:
 def _scale_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--nodes",
-        type=_several(_whole(1, 10_000)),
+        type=several(whole(1, 10_000)),
         default=(10, 100, 1000),
         metavar="N,…",
         help="connections (default: 10,100,1000)",
     )
     _add_seconds(command, 10.0, "how long to measure each row")
     command.add_argument(
-        "--staleness", type=_whole(0, 10**9), metavar="N", help="(default: 2 for each connection)"
+        "--staleness", type=whole(0, 10**9), metavar="N", help="(default: that of w5xde train)"
     )
 
 
@@ -349,6 +327,14 @@ BENCHES: dict[str, Bench] = {
   w5xde bench exchange --params 25e6 --nodes 2 --optimizer adam     also what the coordinator holds""",
         _exchange_flags,
         _run_exchange,
+    ),
+    "links": Bench(
+        "what each codec makes of slow links, and whether auto finds the best",
+        """examples:
+  w5xde bench links                       a quarter of an hour, most of it at 10 Mbit/s
+  w5xde bench links --rates 100 --codec none --codec zstd:1 --codec auto""",
+        _links_flags,
+        _run_links,
     ),
     "peers": Bench(
         "the same jobs on PyTorch DDP and, if installed, Ray, in turns; rows we lose included",

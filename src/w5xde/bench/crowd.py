@@ -133,6 +133,7 @@ class Crowd:
 
         try:
             connection = await dial(make, host, port)
+            # No machine is named: each is on one of its own, and waits for no turn on somebody's cores.
             connection.send(Hello(protocol=PROTOCOL_VERSION, package=w5xde.__version__, name=name))
             await ready.wait()
         finally:

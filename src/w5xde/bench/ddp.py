@@ -62,7 +62,6 @@ def run_ddp(job: Job, processes: int, batch_size: int, seconds: float, *, bf16: 
                 None, lambda group, bucket: default_hooks.bf16_compress_hook(group or everybody, bucket)
             )
         optimizer = job.optimizer(model.parameters())
-        scheduler = job.scheduler(optimizer) if job.scheduler is not None else None
         batches = read_batches(job, batch_size, epochs=EPOCHS_READ)[rank::processes]
         at = 0
 
@@ -71,8 +70,6 @@ def run_ddp(job: Job, processes: int, batch_size: int, seconds: float, *, bf16: 
             job.loss(parallel, batches[at % len(batches)]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
-            if scheduler is not None:
-                scheduler.step()
             at += 1
 
         return step, lambda: loss_of(job, model, batch_size) if rank == 0 else None

@@ -14,14 +14,15 @@ from w5xde.bench.crew import warm_up
 from w5xde.bench.ddp import run_all_reduce
 from w5xde.bench.limits import copy_limit, stream_limit
 from w5xde.bench.meter import machine
-from w5xde.bench.product import Run, count_again, run_product
+from w5xde.bench.product import Run, count_again, run_product, settings_for
 from w5xde.bench.seed import Say, runs_folder
 from w5xde.bench.stats import quotient
-from w5xde.bench.wishes import known, settings_for
 from w5xde.config import Settings
-from w5xde.errors import UsageError
+from w5xde.runtime.roads import HAS_LOCAL_ROAD
 
 FLOAT_BYTES = 4
+# As they are called in the rows, and as settings. The default is the fastest road there is here.
+ROADS = {"tcp": "tcp", "default": "auto"}
 # However slow the exchange is, a run ends after this many times what it is measured for.
 SECONDS_FACTOR = 6
 STREAM_SECONDS_MAX = 2.0
@@ -43,16 +44,19 @@ class ExchangeOptions:
 class Beside:
     """What a row is compared with, measured before it and after it."""
 
-    tcp_bytes_per_second: float
-    unix_bytes_per_second: float
+    tcp: float
+    unix: float
+
+    def under(self, road: str) -> float:
+        """A bare stream on the road that such a row takes."""
+        return self.unix if road == "default" and HAS_LOCAL_ROAD else self.tcp
 
 
 def run_exchange(options: ExchangeOptions, say: Say) -> dict[str, Any]:
     """A row for each size, number of nodes and road."""
+    # What makes no sense is told before anything is measured.
     _settings(options, 1, "default", "runs")
     warm_up()
-    # Without the setting there is one road, which is TCP.
-    roads = ["tcp", "default"] if known("road") else ["default"]
     rows = []
     # Longer than other limits: a stream takes a while to find its speed.
     seconds = min(STREAM_SECONDS_MAX, options.seconds / 3)
@@ -62,25 +66,27 @@ def run_exchange(options: ExchangeOptions, say: Say) -> dict[str, Any]:
         for nodes in options.nodes:
             say(f"gloo all-reduce, {parameters:,} parameters, {nodes} processes")
             gloo = run_all_reduce(parameters, nodes, min(options.seconds, 2.0))
-            for road in roads:
+            for road in ROADS:
                 say(f"w5xde, {parameters:,} parameters, {nodes} nodes, road {road}")
                 rows.append(_row(options, parameters, nodes, road, gloo.steps / gloo.seconds))
     say("one bare stream again")
     after = _streams(seconds)
-    tcp = (before.tcp_bytes_per_second + after.tcp_bytes_per_second) / 2
+    streams = Beside((before.tcp + after.tcp) / 2, (before.unix + after.unix) / 2)
     for row in rows:
-        limit = tcp / (row["nodes"] * 2 * FLOAT_BYTES * row["parameters"])
+        stream = streams.under(row["road"])
+        limit = stream / (row["nodes"] * 2 * FLOAT_BYTES * row["parameters"])
+        row["stream_bytes_per_second"] = stream
         row["limit_exchanges_per_second"] = limit
         row["limit_ratio"] = quotient(row["exchanges_per_second"], limit)
-        row["limit_ratio_bytes"] = quotient(row["bytes_per_second"], tcp)
+        row["limit_ratio_bytes"] = quotient(row["bytes_per_second"], stream)
     return {
         "bench": "exchange",
         "seconds": options.seconds,
         "optimizer": options.optimizer,
         "checkpoint_every": options.checkpoint_every,
         "compress": options.compress,
-        "tcp_bytes_per_second": tcp,
-        "unix_bytes_per_second": (before.unix_bytes_per_second + after.unix_bytes_per_second) / 2,
+        "tcp_bytes_per_second": streams.tcp,
+        "unix_bytes_per_second": streams.unix,
         "memcpy_bytes_per_second": copy_limit(seconds),
         "rows": rows,
         "audit_clean": all(row["audit_clean"] for row in rows),
@@ -111,6 +117,7 @@ def _row(options: ExchangeOptions, parameters: int, nodes: int, road: str, gloo:
         "exchanges": window.steps,
         "window_seconds": window.seconds,
         "bytes_per_second": window.per_second(window.bytes_moved),
+        "compression_ratio": run.summary["compression_ratio"],
         "gloo_exchanges_per_second": gloo,
         "gloo_ratio": quotient(exchanges, gloo),
         **_memory(run, state),
@@ -122,22 +129,18 @@ def _row(options: ExchangeOptions, parameters: int, nodes: int, road: str, gloo:
 
 
 def _settings(options: ExchangeOptions, nodes: int, road: str, runs: str) -> Settings:
-    wishes: dict[str, Any] = {"road": "tcp"} if road == "tcp" else {}
-    if options.compress is not None:
-        wishes["compress"] = options.compress
-    settings, unknown = settings_for(
+    more = {} if options.compress is None else {"compress": options.compress}
+    return settings_for(
         runs,
-        wishes,
         mode="sync",
         batch_size=1,
         batches_per_step=nodes,
         nodes=nodes,
         seconds=SECONDS_FACTOR * options.seconds,
         checkpoint_every=options.checkpoint_every,
+        road=ROADS[road],
+        **more,
     )
-    if unknown:
-        raise UsageError(f"this version has no setting {', '.join(unknown)}", code="W5-210")
-    return settings
 
 
 def _memory(run: Run, state_bytes: int) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import socket
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,16 @@ def _memory(pid: int) -> Any:
         return psutil.Process(pid).memory_full_info()
     except psutil.Error:
         return None
+
+
+def socket_buffer_bytes(wanted: int) -> int | None:
+    """How large the system really makes a socket's buffer that is to be so large; nothing: it adapts it."""
+    if not wanted:
+        return None
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wanted)
+        # Linux doubles what it grants, for its own books.
+        return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // (2 if sys.platform == "linux" else 1)
 
 
 def machine() -> dict[str, Any]:

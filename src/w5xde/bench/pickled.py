@@ -13,12 +13,12 @@ from functools import cache, lru_cache
 from typing import NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.codecs import pipeline
 from w5xde.learn.codecs.numbers import Run
-from w5xde.learn.layout import Group
+from w5xde.learn.layout import Blueprint, Group, describe
 
 NAME = "pickled"
 PROTOCOL = 5
@@ -53,6 +53,12 @@ class Pickled:
 
 def _values(raw: Tensor, group: Group) -> Tensor:
     return raw[group.start : group.start + group.count * group.dtype.itemsize].view(group.dtype)
+
+
+def growth(model: nn.Module) -> float:
+    """How many times as long as its numbers the pickle of a model is."""
+    blueprint = Blueprint(describe(model, set()))
+    return Pickled().runs(blueprint.moving_groups)[-1].end / blueprint.moving_bytes
 
 
 @cache

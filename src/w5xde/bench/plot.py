@@ -74,15 +74,12 @@ def draw_evolution(figure: Figure, found: dict[str, Any]) -> None:
     ]
     for bars, values in shown:
         axes.bar_label(bars, labels=[f" {value:,.0f}" if value else "" for value in values])
-    names = [row["stage"] + ("*" if row["settings_missing"] else "") for row in rows]
-    axes.set_yticks(list(places), names)
+    axes.set_yticks(list(places), [row["stage"] for row in rows])
     axes.invert_yaxis()
     axes.set_xlabel("batches/s")
     axes.margins(x=0.12)
     axes.legend(frameon=False)
     _tidy(axes)
-    if any(row["settings_missing"] for row in rows):
-        _footnote(figure, ["* measured without settings that this version lacks"])
 
 
 def draw_codecs(figure: Figure, found: dict[str, Any]) -> None:
@@ -123,7 +120,32 @@ def draw_exchange(figure: Figure, found: dict[str, Any]) -> None:
     axes.axvline(1.0, color=LIMIT, linestyle="--")
     axes.set_yticks(list(places), names)
     axes.invert_yaxis()
-    axes.set_xlabel("exchanges/s over those of a bare TCP stream to and from one place")
+    axes.set_xlabel("exchanges/s over those of a bare stream on the same road, to and from one place")
+    axes.margins(x=0.1)
+    axes.legend(frameon=False)
+    _tidy(axes)
+
+
+def draw_links(figure: Figure, found: dict[str, Any]) -> None:
+    """Each codec over none, so that links of every speed fit one picture."""
+    axes = figure.subplots()
+    links = found["rows"]
+    codecs = list(links[0]["batches_per_second"])
+    height = 0.8 / len(links)
+    for number, link in enumerate(links):
+        speeds = link["batches_per_second"]
+        raw = speeds.get("none") or max(speeds.values())
+        values = [speeds[codec] / raw for codec in codecs]
+        places = [at + (number - (len(links) - 1) / 2) * height for at in range(len(codecs))]
+        color = (OURS, THEIRS, FOURTH, LIMIT)[number % 4]
+        bars = axes.barh(
+            places, values, 0.9 * height, color=color, label=f"{link['mbit_per_second']:g} Mbit/s"
+        )
+        axes.bar_label(bars, labels=[f" {value:.2f}" for value in values], fontsize=7)
+    axes.axvline(1.0, color=LIMIT, linestyle="--")
+    axes.set_yticks(range(len(codecs)), codecs)
+    axes.invert_yaxis()
+    axes.set_xlabel("batches/s over those without compression")
     axes.margins(x=0.1)
     axes.legend(frameon=False)
     _tidy(axes)
@@ -180,6 +202,7 @@ _DRAW: dict[str, Callable[[Figure, dict[str, Any]], None]] = {
     "evolution": draw_evolution,
     "codecs": draw_codecs,
     "exchange": draw_exchange,
+    "links": draw_links,
     "peers": draw_peers,
     "scale": draw_scale,
 }

@@ -17,7 +17,7 @@ import msgspec
 
 from w5xde.api import Watcher, run_coordinator
 from w5xde.bench.crew import run_apart
-from w5xde.bench.jobs import loss_of
+from w5xde.bench.jobs import BATCH_SIZE, SEED, loss_of
 from w5xde.bench.meter import (
     cpu_seconds,
     forget_peak,
@@ -28,6 +28,7 @@ from w5xde.bench.meter import (
     tree,
 )
 from w5xde.config import Settings
+from w5xde.errors import UsageError
 from w5xde.learn.job import Job
 from w5xde.runtime.auditing import audit_run
 from w5xde.runtime.coordinator import Coordinator
@@ -74,7 +75,6 @@ class Run(msgspec.Struct):
     memory_pss_bytes: int | None
     # How much the coordinator alone grew since just before the model was made, at most while it trained.
     coordinator_memory_bytes: int | None
-    loss_sampled: float | None
     loss_all_samples: float | None
 
     @property
@@ -86,15 +86,6 @@ class Run(msgspec.Struct):
         """Most batches of a node over least; nothing if a node did nothing."""
         counts = self.batches_per_node.values()
         return max(counts) / min(counts) if counts and min(counts) else None
-
-    @property
-    def tells_compression(self) -> bool:
-        """Whether the run says what was compressed. One that does not may have ignored the setting."""
-        return self.summary.get("compression_ratio") is not None
-
-    @property
-    def loss_average(self) -> float | None:
-        return self.summary.get("loss_average", self.loss_sampled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +111,22 @@ def count_again(run: Run) -> Count:
     return Count(not wrong, found.batches, wrong)
 
 
+def settings_for(runs: str, **given: Any) -> Settings:
+    """Settings of a measured run. Nothing of the user's environment or files counts."""
+    base: dict[str, Any] = {
+        "batch_size": BATCH_SIZE,
+        "seed": SEED,
+        "threads": 1,
+        "device": "cpu",
+        "runs": str(Path(runs).absolute()),
+        "log": "silent",
+    }
+    try:
+        return Settings(**base | given)
+    except ValueError as error:
+        raise UsageError(str(error), code="W5-210", fix="w5xde train --help lists every setting") from None
+
+
 def run_product(
     job: Job,
     settings: Settings,
@@ -138,14 +145,23 @@ def run_product(
     stopwatch = Stopwatch(window_seconds or seconds, settings.nodes, stops=window_seconds is not None)
     watcher = _Shown(stopwatch, settings) if has_view else stopwatch
     said = run_apart(
-        lambda line: _run(job, settings, name, stopwatch, watcher, measures_loss), "w5xde", seconds
+        lambda line: run_here(job, settings, name, stopwatch, watcher, measures_loss=measures_loss),
+        "w5xde",
+        seconds,
     )
     return msgspec.convert(said, Run)
 
 
-def _run(
-    job: Job, settings: Settings, name: str, stopwatch: Stopwatch, watcher: Watcher, measures_loss: bool
+def run_here(
+    job: Job,
+    settings: Settings,
+    name: str,
+    stopwatch: Stopwatch,
+    watcher: Watcher,
+    *,
+    measures_loss: bool = False,
 ) -> Run:
+    """The run itself, in this process. `watcher` is the stopwatch, or somebody who tells it."""
     before: list[int] = []
 
     def model() -> Any:
@@ -163,7 +179,6 @@ def _run(
         warm_up_seconds=stopwatch.warm_up_seconds,
         memory_pss_bytes=stopwatch.memory_pss_bytes,
         coordinator_memory_bytes=peak - before[0] if peak is not None else None,
-        loss_sampled=stopwatch.loss,
         loss_all_samples=loss_of(job, result.model, settings.batch_size) if measures_loss else None,
     )
 
@@ -188,14 +203,14 @@ class _Shown(Watcher):
 class Stopwatch(Watcher):
     """Looks at a run a few times a second, from the coordinator's own loop."""
 
-    def __init__(self, seconds: float, nodes: int, *, stops: bool) -> None:
+    def __init__(self, seconds: float, nodes: int, *, stops: bool, warm_up_steps: int = 1) -> None:
+        self._warm_up_steps = warm_up_steps
         self.warm_up_seconds = min(WARM_UP_SECONDS, WARM_UP_PART * seconds)
         self.memory_pss_bytes: int | None = None
         self.peak_bytes: int | None = None
         self._seconds = seconds
         self._stops = stops
         self._look_seconds = LOOK_SECONDS if nodes > FEW_NODES else LOOK_SECONDS_IF_FEW
-        self._losses: list[float] = []
         self._first_step_at: float | None = None
         self._steps_seen = 0
         self._begin: Window | None = None
@@ -222,9 +237,7 @@ class Stopwatch(Watcher):
             # What trying the first batch took is over; what training takes counts.
             forget_peak()
         self.peak_bytes = peak_bytes()
-        if status.loss is not None:
-            self._losses.append(status.loss)
-        if now - self._first_step_at < self.warm_up_seconds:
+        if now - self._first_step_at < self.warm_up_seconds or status.step < self._warm_up_steps:
             return
         # Dear, so twice only: when everybody is there, and in the middle.
         if not self._tree:
@@ -246,10 +259,6 @@ class Stopwatch(Watcher):
         pss = pss_bytes(tree(os.getpid()))
         # Our parent shares what it loaded with everybody here; a run of its own would have that to itself.
         self.memory_pss_bytes = pss + lent_bytes(os.getppid()) if pss is not None else None
-
-    @property
-    def loss(self) -> float | None:
-        return sum(self._losses) / len(self._losses) if self._losses else None
 
     def window(self) -> Window:
         """From the end of the warm-up to the last look before the end."""

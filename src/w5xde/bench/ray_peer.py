@@ -38,7 +38,6 @@ class Server:
         self._model = build_model(job, SEED)
         self._parameters = list(self._model.parameters())
         self._optimizer = job.optimizer(self._parameters)
-        self._scheduler = job.scheduler(self._optimizer) if job.scheduler is not None else None
 
     def weights(self) -> list[Any]:
         return [parameter.detach().numpy() for parameter in self._parameters]
@@ -50,8 +49,6 @@ class Server:
             # A copy: what Ray hands out may not be written to.
             parameter.grad = torch.tensor(gradient)
         self._optimizer.step()
-        if self._scheduler is not None:
-            self._scheduler.step()
         return self.weights()
 
     def loss(self, job: Job, batch_size: int) -> float:

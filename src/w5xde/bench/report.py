@@ -1,4 +1,4 @@
-"""What a benchmark says on screen. Here alone figures get their units; what is not known is a dash."""
+"""What a benchmark says on screen, in tables; each figure is written by `figures`."""
 
 from __future__ import annotations
 
@@ -8,74 +8,21 @@ from typing import IO, Any
 from rich.console import Console
 from rich.table import Table
 
-UNKNOWN = "–"
+from w5xde.bench.figures import (
+    UNKNOWN,
+    count,
+    least_and_most,
+    loss,
+    micros,
+    rate,
+    ratio,
+    seconds,
+    size,
+    speed,
+    times,
+)
+
 PIPED_COLUMNS = 180
-
-
-# --- figures --------------------------------------------------------------------------------------
-
-
-def count(number: float | None) -> str:
-    return UNKNOWN if number is None else f"{number:,.0f}"
-
-
-def rate(number: float | None) -> str:
-    """So many a second; few of them with the digits that tell them apart."""
-    if number is None:
-        return UNKNOWN
-    return f"{number:,.0f}" if number >= 100 else f"{number:,.1f}" if number >= 10 else f"{number:,.2f}"
-
-
-def size(number: float | None) -> str:
-    if number is None:
-        return UNKNOWN
-    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if abs(number) >= unit:
-            return f"{number / unit:,.2f} {name}" if unit == 10**9 else f"{number / unit:,.1f} {name}"
-    return f"{number:,.0f} B"
-
-
-def speed(number: float | None) -> str:
-    return UNKNOWN if number is None else f"{size(number)}/s"
-
-
-def seconds(number: float | None) -> str:
-    if number is None:
-        return UNKNOWN
-    if number >= 1:
-        return f"{number:,.2f} s"
-    return f"{number * 1e3:,.1f} ms" if number >= 1e-3 else f"{number * 1e6:,.0f} µs"
-
-
-def micros(number: float | None) -> str:
-    return UNKNOWN if number is None else f"{number:,.0f} µs"
-
-
-def ratio(number: float | None) -> str:
-    return UNKNOWN if number is None else f"{number:.3f}" if number < 10 else f"{number:,.1f}"
-
-
-def times(number: float | None) -> str:
-    return UNKNOWN if number is None else f"{number:.2f}×"
-
-
-def loss(number: float | None) -> str:
-    return UNKNOWN if number is None else f"{number:.4f}"
-
-
-def least_and_most(
-    numbers: Iterable[float | None], shown: Callable[[float | None], str], *, spread: bool = False
-) -> str:
-    known = [number for number in numbers if number is not None]
-    if not known:
-        return UNKNOWN
-    if min(known) == max(known):
-        return shown(known[0])
-    text = f"{shown(min(known))} – {shown(max(known))}"
-    return f"{text}, spread {shown(max(known) - min(known))}" if spread else text
-
-
-# --- tables ---------------------------------------------------------------------------------------
 
 
 def facts(out: Console, pairs: Iterable[tuple[str, str]]) -> None:
@@ -144,6 +91,7 @@ def show_seed(out: Console, found: dict[str, Any]) -> None:
         f"{least_and_most(found['batches_per_node'].values(), count)}, "
         f"most/least [bold]{ratio(found['fairness'])}[/]"
     )
+    staleness = f"mean {ratio(found['staleness_mean'])}, most {count(found['staleness_max'])} steps"
     verdict = "[green]clean[/]" if found["audit_clean"] else "[red]NOT CLEAN[/]"
     facts(
         out,
@@ -159,6 +107,8 @@ def show_seed(out: Console, found: dict[str, Any]) -> None:
             ("compression time", f"{encoding_time} a node, ratio {times(found['compression_ratio'])}"),
             ("memory (PSS)", f"{size(found['memory_pss_bytes'])}, all processes together"),
             ("batches per node", shares),
+            ("staleness", staleness),
+            ("lent again", f"{count(found['batches_relent'])} batches"),
             ("ledger", f"{count(found['ledger_batches'])} batches, {verdict}"),
         ],
     )
@@ -169,6 +119,7 @@ def show_seed(out: Console, found: dict[str, Any]) -> None:
 def show_evolution(out: Console, found: dict[str, Any]) -> None:
     out.print(f"[bold]bench evolution[/]  {found['nodes']} nodes, {seconds(found['seconds'])} each")
     out.print("  then: what the first system reported (computed, not applied); now: measured here (applied)")
+    out.print("  ratio: of pickles where there are any, else of the numbers themselves")
     for study in dict.fromkeys(row["study"] for row in found["rows"]):
         chosen = [row for row in found["rows"] if row["study"] == study]
         headings = ["b/s then", "now", "net then", "now", "net time then", "now", "memory then", "now"]
@@ -178,16 +129,15 @@ def show_evolution(out: Console, found: dict[str, Any]) -> None:
                 [_evolution_row(row) for row in chosen],
             )
         )
-        for row in chosen:
-            if row["settings_missing"]:
-                missing = ", ".join(row["settings_missing"])
-                out.print(f"  {row['stage']}: measured without {missing}, which this version lacks")
+        for note in dict.fromkeys(row["note"] for row in chosen):
+            stages = ", ".join(row["stage"] for row in chosen if row["note"] == note)
+            out.print(f"  [dim]{stages}: {note}[/]")
 
 
 def _evolution_row(row: dict[str, Any]) -> list[str]:
     then = row["then"]
     return [
-        row["stage"] + ("*" if row["settings_missing"] else ""),
+        row["stage"],
         rate(then["batches_per_second"]),
         rate(row["batches_per_second"]),
         speed(then["bytes_per_second"]),
@@ -197,7 +147,7 @@ def _evolution_row(row: dict[str, Any]) -> list[str]:
         size(then["memory_bytes"]),
         size(row["memory_pss_bytes"]),
         times(then["compression_ratio"]),
-        times(row["compression_ratio"]),
+        times(row["compression_ratio_of_pickles"] or row["compression_ratio"]),
         loss(row["loss_all_samples"]),
     ]
 
@@ -264,6 +214,38 @@ def show_exchange(out: Console, found: dict[str, Any]) -> None:
         )
     )
     out.print("  memory: what the coordinator grew by, over parameters, optimizer state and one accumulator")
+
+
+def show_links(out: Console, found: dict[str, Any]) -> None:
+    out.print(
+        f"[bold]bench links[/]  {count(found['parameters'])} parameters, {found['nodes']} nodes, "
+        f"{seconds(found['seconds'])} each, the better of {found['rounds']} turns; batches/s"
+    )
+    links = found["rows"]
+    every = list(links[0]["batches_per_second"])
+
+    def lines(codecs: Iterable[str]) -> list[list[str]]:
+        return [[codec, *(rate(link["batches_per_second"][codec]) for link in links)] for codec in codecs]
+
+    def over(name: str, key: str) -> list[str]:
+        return [f"[dim]{name}[/]", *(ratio(link[key]) for link in links)]
+
+    lossy = []
+    if found["lossy"]:
+        blank = [""] * (1 + len(links))
+        verdict = over("auto:lossy over the best of all", "auto_lossy_over_best")
+        lossy = [blank, *lines(found["lossy"]), verdict]
+    out.print(
+        rows(
+            ["codec", *(f"{link['mbit_per_second']:g} Mbit/s" for link in links)],
+            [
+                *lines(codec for codec in every if codec not in found["lossy"]),
+                over("auto over the best of these", "auto_over_best"),
+                over("auto over none", "auto_over_raw"),
+                *lossy,
+            ],
+        )
+    )
 
 
 def show_peers(out: Console, found: dict[str, Any]) -> None:
@@ -348,6 +330,7 @@ _SHOW: dict[str, Callable[[Console, dict[str, Any]], None]] = {
     "evolution": show_evolution,
     "codecs": show_codecs,
     "exchange": show_exchange,
+    "links": show_links,
     "peers": show_peers,
     "scale": show_scale,
 }

@@ -18,9 +18,9 @@ from w5xde.bench import jobs
 from w5xde.bench.crew import Line, Member, Work, crew, warm_up
 from w5xde.bench.crowd import be_crowd
 from w5xde.bench.meter import cpu_seconds, machine, resident_bytes
+from w5xde.bench.product import settings_for
 from w5xde.bench.seed import Say, runs_folder
 from w5xde.bench.stats import quotient
-from w5xde.bench.wishes import settings_for
 from w5xde.config import Settings
 from w5xde.errors import UsageError
 from w5xde.runtime.auditing import audit_run
@@ -31,7 +31,6 @@ SPARE_DESCRIPTORS = 100
 # Longest time for everybody to come, in seconds for each connection, and at least.
 JOIN_SECONDS_EACH, JOIN_SECONDS_MIN = 0.05, 30.0
 SETTLE_SECONDS = 0.5
-IN_HAND = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class ScaleOptions:
 
     nodes: tuple[int, ...] = (10, 100, 1000)
     seconds: float = 10.0
-    # Nothing: as much as lets each node have two batches in hand, or refusals would be measured.
+    # Nothing: as much as a run allows by itself for so many nodes.
     staleness: int | None = None
     compute_seconds: float = 1e-4
 
@@ -105,15 +104,15 @@ def require_descriptors(nodes: int) -> None:
 
 
 def _row(options: ScaleOptions, nodes: int) -> dict[str, Any]:
-    staleness = options.staleness if options.staleness is not None else IN_HAND * nodes
     joining = max(JOIN_SECONDS_MIN, JOIN_SECONDS_EACH * nodes)
     with runs_folder(None) as runs:
-        settings, _ = settings_for(
+        settings = settings_for(
             runs,
-            {},
             mode="async",
             nodes=0,
-            staleness=staleness,
+            staleness=options.staleness,
+            # As from other machines, which each of them claims to be on.
+            road="tcp",
             # Only so that a coordinator that nobody stops ends.
             seconds=joining + 10 * options.seconds + 60,
         )
@@ -122,7 +121,7 @@ def _row(options: ScaleOptions, nodes: int) -> dict[str, Any]:
             result: Result = run_coordinator(
                 jobs.seed, settings, watcher=Remote(line), name="w5xde.bench.jobs:seed"
             )
-            return {"folder": str(result.folder), "batches": result.summary["batches"]}
+            return {"folder": str(result.folder), "summary": result.summary}
 
         works: dict[str, Work] = {
             "the light nodes": lambda line: be_crowd(line, nodes, options.compute_seconds),
@@ -133,15 +132,17 @@ def _row(options: ScaleOptions, nodes: int) -> dict[str, Any]:
             coordinator.say("stop")
             ended = coordinator.hear()
         report = audit_run(Path(ended["folder"]))
-    grown = measured.pop("memory_grown_bytes")
+    grown, summary = measured.pop("memory_grown_bytes"), ended["summary"]
     return {
         "nodes": nodes,
-        "staleness": staleness,
+        "staleness": options.staleness,
+        "staleness_mean": summary["staleness_mean"],
+        "staleness_max": summary["staleness_max"],
         **measured,
         "memory_per_connection_bytes": grown / nodes,
-        "batches": ended["batches"],
+        "batches": summary["batches"],
         "ledger_batches": report.findings.batches,
-        "audit_clean": report.is_clean and report.findings.batches == ended["batches"],
+        "audit_clean": report.is_clean and report.findings.batches == summary["batches"],
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,8 @@ from w5xde.bench import jobs
 from w5xde.bench.crew import warm_up
 from w5xde.bench.limits import ComputeLimit, compute_limit
 from w5xde.bench.meter import machine
-from w5xde.bench.product import Count, Run, count_again, run_product
+from w5xde.bench.product import Count, Run, count_again, run_product, settings_for
 from w5xde.bench.stats import quotient
-from w5xde.bench.wishes import settings_for
 from w5xde.config import Settings
 
 Say = Callable[[str], None]
@@ -59,8 +58,7 @@ def run_seed(options: SeedOptions, say: Say) -> dict[str, Any]:
         say(f"forward and backward alone, for {seconds:.1f} s")
         before = compute_limit(jobs.seed, jobs.BATCH_SIZE, seconds)
         say(f"{options.nodes} nodes, {options.mode}, for {options.seconds:g} s")
-        settings, _ = seed_settings(options, runs)
-        run = run_product(jobs.seed, settings, name="w5xde.bench.jobs:seed")
+        run = run_product(jobs.seed, seed_settings(options, runs), name="w5xde.bench.jobs:seed")
         say(f"forward and backward alone again, for {seconds:.1f} s")
         after = compute_limit(jobs.seed, jobs.BATCH_SIZE, seconds)
         say("counting the ledger again")
@@ -89,16 +87,13 @@ def runs_folder(kept: str | None) -> Iterator[str]:
         yield folder
 
 
-def seed_settings(
-    options: SeedOptions, runs: str, wishes: Mapping[str, Any] | None = None
-) -> tuple[Settings, list[str]]:
-    """Settings of the run, and which wishes could not be granted."""
-    more: dict[str, Any] = {} if options.staleness is None else {"staleness": options.staleness}
+def seed_settings(options: SeedOptions, runs: str, **more: Any) -> Settings:
+    """Settings of the run."""
     return settings_for(
         runs,
-        wishes or {},
         mode=options.mode,
         batches_per_step=options.step_batches,
+        staleness=options.staleness,
         nodes=options.nodes,
         seconds=options.seconds,
         **more,
@@ -130,18 +125,20 @@ def figures(run: Run, limits: list[ComputeLimit], count: Count) -> dict[str, Any
         "cpu_us_per_batch_outside": cpu - limit_cpu if cpu is not None else None,
         "loss_first": summary["loss_first"],
         "loss_last": summary["loss_last"],
-        "loss_average": run.loss_average,
+        "loss_average": summary["loss_average"],
         "loss_all_samples": run.loss_all_samples,
         "bytes_sent": summary["bytes_sent"],
         "bytes_received": summary["bytes_received"],
         "bytes_per_second": moved / summary["seconds"],
         "bytes_per_batch": moved / summary["batches"],
-        "compression_ratio": summary.get("compression_ratio"),
+        "compression_ratio": summary["compression_ratio"],
         "memory_pss_bytes": run.memory_pss_bytes,
         "batches_per_node": run.batches_per_node,
         "fairness": run.fairness,
         "per_node": [_node(node, summary["seconds"]) for node in summary["nodes"]],
         "batches_relent": summary["batches_relent"],
+        "staleness_mean": summary["staleness_mean"],
+        "staleness_max": summary["staleness_max"],
         "ledger_batches": count.batches,
         "audit_clean": count.is_clean,
         "audit_violations": count.violations,
@@ -149,14 +146,13 @@ def figures(run: Run, limits: list[ComputeLimit], count: Count) -> dict[str, Any
 
 
 def _node(node: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """One node's row; what the run does not measure is nothing, not zero."""
-    sent, received = node.get("bytes_sent"), node.get("bytes_received")
+    """One node's row."""
     return {
         "name": node["name"],
         "batches": node["batches"],
-        "bytes_per_second": None if sent is None or received is None else (sent + received) / seconds,
-        "seconds_network": node.get("seconds_network"),
-        "seconds_codec": node.get("seconds_codec"),
-        "seconds_busy": node.get("seconds_busy"),
-        "seconds_waiting": node.get("seconds_waiting"),
+        "bytes_per_second": (node["bytes_sent"] + node["bytes_received"]) / seconds,
+        "seconds_network": node["seconds_network"],
+        "seconds_codec": node["seconds_codec"],
+        "seconds_busy": node["seconds_busy"],
+        "seconds_waiting": node["seconds_waiting"],
     }

@@ -1,0 +1,180 @@
+"""`bench links`: what each codec makes of slow links, and whether `auto` finds the best of them.
+
+The coordinator is the real one and so are the nodes, each behind a relay that forwards so many bits a second
+each way. They train a text model in sync mode, a batch for each node to a step: every step sends every node
+the parameters and brings back a gradient of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from w5xde.api import Watcher, run_node_at
+from w5xde.bench import jobs
+from w5xde.bench.crew import Line, Work, crew, warm_up
+from w5xde.bench.meter import machine
+from w5xde.bench.product import Run, Stopwatch, count_again, run_here, settings_for
+from w5xde.bench.relay import be_relay, open_listener
+from w5xde.bench.seed import Say, runs_folder
+from w5xde.bench.stats import quotient
+from w5xde.compression import AUTO, AUTO_LOSSY, LOSSY, NONE, parse_compress, parse_spec
+from w5xde.config import Settings
+from w5xde.learn.job import Job
+from w5xde.runtime.coordinator import Coordinator
+
+# Those that leave the bits alone, then those that may not.
+CODECS = (
+    NONE,
+    "lz4",
+    "zstd:1",
+    "shuffle | zstd:1",
+    AUTO,
+    "bf16",
+    "up: int8, down: bf16",
+    AUTO_LOSSY,
+)
+# Small, so that there is more to send than to compute.
+BATCH_SIZE = 4
+# Each contestant's turns; the better counts, because machines drift.
+ROUNDS = 2
+# The first parameters travel as they are, the first gradients tell how fast the link is, and whoever joins
+# first may be lent the whole of the first step.
+WARM_UP_STEPS = 3
+# However slow it is, a run ends after this many times what it is measured for, and so many raw steps.
+SECONDS_FACTOR, STEPS_MAX = 4, 10
+BITS_PER_BYTE, FLOAT_BYTES, MEGA = 8, 4, 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class LinksOptions:
+    """What can be chosen. Rates are in Mbit/s."""
+
+    rates: tuple[float, ...] = (1000.0, 100.0, 10.0)
+    parameters: int = 1_000_000
+    nodes: int = 2
+    seconds: float = 6.0
+    codecs: tuple[str, ...] = CODECS
+
+
+class Announced(Watcher):
+    """A stopwatch, and somebody else who is told where the coordinator listens."""
+
+    def __init__(self, stopwatch: Stopwatch, line: Line) -> None:
+        self._stopwatch = stopwatch
+        self._line = line
+
+    def started(self, coordinator: Coordinator, settings: Settings, job_name: str) -> None:
+        self._stopwatch.started(coordinator, settings, job_name)
+        host, _, port = coordinator.address.rpartition(":")
+        self._line.say([host, int(port)])
+
+
+def run_links(options: LinksOptions, say: Say) -> dict[str, Any]:
+    """A row for each rate."""
+    warm_up()
+    job = jobs.text_job(options.parameters)
+    parameters = jobs.parameter_count(job)
+    rows = []
+    for rate in options.rates:
+        turns = []
+        for number in range(ROUNDS):
+            for codec in options.codecs:
+                say(f"{rate:g} Mbit/s, {codec}, turn {number + 1} of {ROUNDS}, for {options.seconds:g} s")
+                turns.append({"codec": codec, **_turn(options, job, parameters, codec, rate)})
+        rows.append({"mbit_per_second": rate, **_compare(turns), "turns": turns})
+    return {
+        "bench": "links",
+        "parameters": parameters,
+        "nodes": options.nodes,
+        "batch_size": BATCH_SIZE,
+        "seconds": options.seconds,
+        "rounds": ROUNDS,
+        "lossy": [codec for codec in options.codecs if is_lossy(codec)],
+        "rows": rows,
+        "audit_clean": all(turn["audit_clean"] for row in rows for turn in row["turns"]),
+        "machine": machine(),
+    }
+
+
+def is_lossy(codec: str) -> bool:
+    """Whether it may round numbers."""
+    specs = parse_compress(codec)
+    return any(
+        spec == AUTO_LOSSY or (spec != AUTO and any(stage.name in LOSSY for stage in parse_spec(spec)))
+        for spec in (specs.up, specs.down)
+    )
+
+
+def _compare(turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """The better turn of each codec, and what choosing by measuring is worth."""
+    speeds: dict[str, float] = {}
+    for turn in turns:
+        speeds[turn["codec"]] = max(speeds.get(turn["codec"], 0.0), turn["batches_per_second"] or 0.0)
+    fixed = {codec: speed for codec, speed in speeds.items() if codec not in (AUTO, AUTO_LOSSY)}
+    lossless = {codec: speed for codec, speed in fixed.items() if not is_lossy(codec)}
+    best = max(lossless, key=lossless.__getitem__, default=None)
+    return {
+        "batches_per_second": speeds,
+        "best": best,
+        "auto_over_best": quotient(speeds.get(AUTO), speeds.get(best or "")),
+        "auto_over_raw": quotient(speeds.get(AUTO), speeds.get(NONE)),
+        "auto_lossy_over_best": quotient(speeds.get(AUTO_LOSSY), max(fixed.values(), default=None)),
+    }
+
+
+def _turn(options: LinksOptions, job: Job, parameters: int, codec: str, rate: float) -> dict[str, Any]:
+    bytes_per_second = rate * MEGA / BITS_PER_BYTE
+    raw_step_seconds = 2 * FLOAT_BYTES * parameters / bytes_per_second
+    seconds = SECONDS_FACTOR * options.seconds + STEPS_MAX * raw_step_seconds
+    with runs_folder(None) as runs, open_listener() as listener:
+        settings = settings_for(
+            runs,
+            mode="sync",
+            batch_size=BATCH_SIZE,
+            batches_per_step=options.nodes,
+            nodes=0,
+            seconds=seconds,
+            compress=codec,
+            checkpoint_every="off",
+            road="tcp",
+        )
+        stopwatch = Stopwatch(options.seconds, options.nodes, stops=True, warm_up_steps=WARM_UP_STEPS)
+
+        def coordinate(line: Line) -> Run:
+            return run_here(job, settings, "w5xde.bench:links", stopwatch, Announced(stopwatch, line))
+
+        def help_out(line: Line, name: str) -> None:
+            line.hear()
+            host, port = listener.getsockname()
+            run_node_at(f"{host}:{port}", job, msgspec.structs.replace(settings, node_name=name))
+
+        works: dict[str, Work] = {
+            "the relay": lambda line: be_relay(line, listener, bytes_per_second),
+            "the coordinator": coordinate,
+        }
+        for number in range(options.nodes):
+            works[f"node {number + 1}"] = lambda line, name=f"node-{number + 1}": help_out(line, name)  # type: ignore[misc]
+        with crew(works, seconds) as [relay, coordinator, *nodes]:
+            relay.say(coordinator.hear())
+            for node in nodes:
+                node.say("the coordinator listens")
+            run = msgspec.convert(coordinator.hear(), Run)
+        count = count_again(run)
+    summary, window = run.summary, run.window
+    return {
+        "batches_per_second": window.batches_per_second,
+        "window_batches": window.batches,
+        "window_seconds": window.seconds,
+        # Of the whole run, the first parameters and gradients included.
+        "compression_ratio": summary["compression_ratio"],
+        "bytes_up_per_batch": quotient(summary["bytes_received"], summary["batches"]),
+        "bytes_down_per_batch": quotient(summary["bytes_sent"], summary["batches"]),
+        "batches": summary["batches"],
+        "batches_per_node": run.batches_per_node,
+        "batches_relent": summary["batches_relent"],
+        "ledger_batches": count.batches,
+        "audit_clean": count.is_clean,
+    }

@@ -1,0 +1,70 @@
+"""What is typed behind the flags of `w5xde bench`: numbers within bounds, lists, names and files.
+
+Each function is a `type` of argparse's, or makes one; what it refuses is told before anything is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from w5xde.compression import parse_compress
+
+
+def picture(text: str) -> Path:
+    path = Path(text)
+    if path.suffix.lower() != ".png":
+        raise argparse.ArgumentTypeError(f"{text!r} must end in .png")
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.absolute().parent}")
+    return path
+
+
+def number(low: float, high: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not low <= found <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} must be from {low:g} to {high:g}")
+        return found
+
+    return parse
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """Also written like 25e6."""
+
+    def parse(text: str) -> int:
+        found = number(low, high)(text)
+        if found != int(found):
+            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number")
+        return int(found)
+
+    return parse
+
+
+def several(one: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """What is joined by commas."""
+    return lambda text: tuple(one(part.strip()) for part in text.split(","))
+
+
+def one_of(known: Sequence[str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}")
+        return text
+
+    return parse
+
+
+def compression(text: str) -> str:
+    """As the setting `compress`."""
+    try:
+        parse_compress(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
