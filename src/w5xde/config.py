@@ -58,7 +58,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     staleness: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="async: updates are at most this many steps old (default: 32, or 4 for each node)"),
+        Meta(description="async: updates are at most this many steps old (default: 48, or 4 for each node)"),
     ] = None
     clip_norm: Annotated[float | None, Meta(description="clip the gradient of a step to this norm")] = None
     precision: Annotated[

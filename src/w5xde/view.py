@@ -180,7 +180,8 @@ class View(Watcher):
         )
         if s["loss_first"] is not None:
             measured = "".join(f"   {key} {value:.4g}" for key, value in s["metrics"].items())
-            self.say(f"  loss {s['loss_first']:.4f} → {s['loss_last']:.4f}{measured}")
+            average = f" (average {s['loss_average']:.4f})"
+            self.say(f"  loss {s['loss_first']:.4f} → {s['loss_last']:.4f}{average}{measured}")
         self.say(
             f"  {len(s['nodes'])} nodes, {s['batches']:,} batches, {s['batches_relent']} of them lent again; "
             f"{_bytes(s['bytes_sent'])} out, {_bytes(s['bytes_received'])} in"
@@ -313,6 +314,9 @@ def _rates(status: RunStatus) -> str:
     return (
         f"{status.samples_per_second:,.0f} samples/s, {status.batches_per_second:,.1f} batches/s, "
         f"out {_bytes(status.sent_per_second)}/s, in {_bytes(status.received_per_second)}/s"
+        + (f", {status.compression_ratio:.2f}× smaller" if (status.compression_ratio or 1.0) > 1.005 else "")
+        + (f", {status.staleness_mean:.0f} steps stale" if status.mode == "async" else "")
+        + (f", memory {_bytes(status.memory_pss_bytes)}" if status.memory_pss_bytes else "")
     )
 
 
@@ -320,7 +324,7 @@ def _node_table(status: RunStatus) -> Table:
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for heading in ("node", "device", "state"):
         table.add_column(heading)
-    for heading in ("batches/s", "share", "loss", "wait"):
+    for heading in ("batches/s", "share", "loss", "wait", "network"):
         table.add_column(heading, justify="right")
     # Those who work first; a long list of the gone helps nobody.
     rows = sorted(status.nodes, key=lambda node: node.state == "gone")
@@ -329,10 +333,10 @@ def _node_table(status: RunStatus) -> Table:
         style = "dim" if node.state == "gone" else ""
         table.add_row(
             node.name, node.device, node.state, f"{node.batches_per_second:,.1f}", f"{node.share:.0%}", loss,
-            f"{node.waiting:.0%}", style=style,
+            f"{node.waiting:.0%}", f"{_bytes(node.network_per_second)}/s", style=style,
         )  # fmt: skip
     if len(rows) > NODES_SHOWN:
-        table.add_row(f"… {len(rows) - NODES_SHOWN} more", *[""] * 6)
+        table.add_row(f"… {len(rows) - NODES_SHOWN} more", *[""] * 7)
     return table
 
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from w5xde.control.choice import MEASURED_SECONDS, NONE, CodecChoice
+from w5xde.control.choice import MEASURED_SECONDS, NONE, SOONEST_SECONDS, CodecChoice
 
 MB = 1_000_000
 # Calls that cost a little, and bytes a second both ways: (call seconds, encode, decode, ratio).
@@ -155,9 +155,10 @@ def test_codecs_are_measured_at_first_now_and_then_and_when_the_link_is_another(
     choice.link(15 * MB)
     assert not choice.is_due(111.0)
     choice.link(100 * MB)
-    assert choice.is_due(111.0)
-    choice.measuring_begun(111.0)
-    assert not choice.is_due(112.0)
+    assert not choice.is_due(111.0)
+    assert choice.is_due(110.0 + SOONEST_SECONDS)
+    choice.measuring_begun(112.0)
+    assert not choice.is_due(113.0)
 
 
 def test_the_link_is_followed_slowly_unless_it_is_quite_another():

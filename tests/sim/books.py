@@ -193,8 +193,8 @@ class Books:
             hand.leases.add(lease.id)
         allowed = WINDOW_LEASES
         if self._scenario.mode == "async":
-            # Two frames, and all nodes together no more than half the staleness.
-            allowed = max(WINDOW_LEASES, (self._scenario.staleness + 1) // 2)
+            # Two frames, and all nodes together two thirds of the staleness.
+            allowed = max(WINDOW_LEASES, 2 * ((self._scenario.staleness + 1) // 3))
         require(
             len(hand.leases) <= allowed,
             f"{effect.node} holds {len(hand.leases)} leases, {allowed} are allowed",

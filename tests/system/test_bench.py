@@ -93,7 +93,7 @@ def test_the_seeds_report_is_complete_and_every_ratio_is_the_quotient_of_its_fig
     assert {"loss_first", "loss_last", "loss_all_samples"} <= set(seed)
     # So small that nothing is compressed.
     assert seed["compression_ratio"] == 1.0
-    assert 0 <= seed["staleness_mean"] <= seed["staleness_max"] <= 32
+    assert 0 <= seed["staleness_mean"] <= seed["staleness_max"] <= 48
     assert seed["batches_relent"] >= 0
     assert [node["batches"] for node in seed["per_node"]] == list(counts)
     assert seed["batch_size"] == 32
@@ -215,7 +215,7 @@ def test_more_connections_are_compared_with_the_first_row(results):
         assert row["connections_lost"] == 0
         assert row["updates"] <= row["batches"]
         assert row["staleness"] is None
-        assert row["staleness_mean"] <= row["staleness_max"] <= 32
+        assert row["staleness_mean"] <= row["staleness_max"] <= 48
 
 
 def test_every_stage_of_the_first_system_has_a_row_and_was_really_so(results):

@@ -173,34 +173,26 @@ OPTIMIZERS = {"sgd": 0, "momentum": 4, "adam": 8}
 
 
 class Flat(nn.Module):
-    """One large parameter, and a gradient for it that is made once."""
+    """One large parameter."""
 
     def __init__(self, parameters: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(parameters))
-        self._gradient: Tensor | None = None
-
-    def gradient(self) -> Tensor:
-        if self._gradient is None:
-            # Noise, which compresses no better than real gradients do.
-            self._gradient = torch.randn(
-                self.weight.numel(), generator=torch.Generator().manual_seed(SEED)
-            ).mul_(1e-3)
-        return self._gradient
 
 
 class _Ready(torch.autograd.Function):
     """A loss whose gradient is there already: nothing is computed, not even copied."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, model: Flat) -> Tensor:
-        ctx.model = model
+    def forward(ctx: Any, weight: Tensor, gradient: Tensor) -> Tensor:
+        # Not saved for backward: it is no part of the graph.
+        ctx.weight, ctx.gradient = weight, gradient
         return torch.zeros(())
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[None, None]:
         # Returned, it would be copied: autograd only takes over what nobody else holds.
-        ctx.model.weight.grad = ctx.model.gradient()
+        ctx.weight.grad = ctx.gradient
         return None, None
 
 
@@ -212,8 +204,11 @@ def exchange_job(parameters: int, optimizer: str = "sgd") -> Job:
         "adam": lambda params: torch.optim.Adam(params, lr=1e-6, fused=True),
     }
 
+    # Noise, which compresses no better than real gradients do. Made once, for all processes forked from here.
+    noise = torch.randn(parameters, generator=torch.Generator().manual_seed(SEED)).mul_(1e-3)
+
     def ready(model: nn.Module, batch: Any) -> Tensor:
-        loss: Tensor = _Ready.apply(model.get_parameter("weight"), model)  # type: ignore[no-untyped-call]
+        loss: Tensor = _Ready.apply(model.get_parameter("weight"), noise)  # type: ignore[no-untyped-call]
         return loss
 
     return Job(

@@ -70,7 +70,6 @@ class CoreSettings:
     skip_bad_batches: bool = False
     save_seconds: float | None = None
     save_steps: int | None = None
-    # Whether each step is synced before it counts; one that was not needs a checkpoint soon.
     logs_steps: bool = False
 
 
@@ -95,7 +94,7 @@ class CoordinatorCore:
         self._settings = settings
         self._stop_reason = ""
         self._aside_in_a_row = 0
-        # What is to be said as soon as somebody listens.
+        # To be said as soon as somebody listens.
         self._opening: list[Effect] = []
         self._seconds_before = 0.0
         self._saver = Saver(settings.save_seconds, settings.save_steps, is_resumed=cut is not None)
@@ -122,7 +121,8 @@ class CoordinatorCore:
             # What was decided before the end is still applied, and counts.
             return self._count_step(event) if isinstance(event, Stepped) else []
         opening, self._opening = self._opening, []
-        return opening + self._handlers[type(event)](event, now)
+        effects = self._handlers[type(event)](event, now)
+        return opening + effects if opening else effects
 
     @property
     def progress(self) -> Progress:
@@ -136,8 +136,7 @@ class CoordinatorCore:
 
     def _joined(self, event: Joined, now: float) -> list[Effect]:
         member = self.members.join(event.node, now, event.machine, event.slots)
-        note = Note("joined", f"{event.node} joined", {"node": event.node})
-        return [note, *self._lend([member], now)]
+        return [Note("joined", f"{event.node} joined", {"node": event.node}), *self._lend([member], now)]
 
     def _left(self, event: Left, now: float) -> list[Effect]:
         member = self.members.leave(event.node)
@@ -188,7 +187,7 @@ class CoordinatorCore:
 
     def _answered(self, event: Answered, now: float) -> list[Effect]:
         lease, member = self._settle(event.node, event.lease, now)
-        if member is not None:
+        if member is not None and not event.more:  # one message took one time
             self.members.measured(member, event.batch_seconds, event.compute_seconds, event.core_share)
         next_for = None if event.more else member
         if isinstance(lease, str):
@@ -258,8 +257,8 @@ class CoordinatorCore:
         lease, member = self._settle(event.node, event.lease, now)
         if isinstance(lease, Lease):
             self.mode.give_back(lease)
-            expired = Expire(event.node, [event.lease], "not sent, or not computed")
-            return [expired, *self._lend(self.members, now)]
+            reason = "not sent, or not computed"
+            return [Expire(event.node, [event.lease], reason), *self._lend(self.members, now)]
         return self._lend_to(member, now)
 
     def _settle(self, node: str, number: int, now: float) -> tuple[Lease | str, Member | None]:
@@ -297,7 +296,8 @@ class CoordinatorCore:
         # The end has an evaluation of its own.
         if self._settings.evaluates and is_due and not self.is_finished:
             effects.append(Evaluate(self.progress.steps))
-        return [*effects, *ending, *self._save_if_due(now), *self._lend(waiting, now)]
+        effects += [*ending, *self._save_if_due(now), *(self._lend(waiting, now) if waiting else ())]
+        return effects
 
     def _count_step(self, event: Stepped) -> list[Effect]:
         step = self.tally.apply(event.step)

@@ -56,7 +56,10 @@ class Accounts:
 
     def is_over(self, epoch: int) -> bool:
         """Whether every batch of the epoch is applied or set aside."""
-        return self.applied.get(epoch, 0) + len(self.aside_of(epoch)) == self.batches.get(epoch)
+        batches = self.batches.get(epoch)
+        if batches is None:
+            return False
+        return self.applied.get(epoch, 0) + len(self.aside_of(epoch)) == batches
 
     def is_complete(self, epoch: int) -> bool:
         return epoch < self.complete_until or epoch in self.complete_also

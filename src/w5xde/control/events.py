@@ -192,6 +192,8 @@ class Step:
     @property
     def samples(self) -> int:
         """Samples that take part: not those of a batch that was set aside."""
+        if len(self.shares) == 1 and self.shares[0][1] - self.shares[0][0] == self.plan.count:
+            return self.plan.samples
         return sum(sum(self.plan.sizes[start:stop]) for start, stop, _, _ in self.shares)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from w5xde.control.leases import Lease, Leases
 from w5xde.control.members import Member, Members
-from w5xde.control.modes import WINDOW_LEASES, Mode, share_of
+from w5xde.control.modes import Mode, share_of
 from w5xde.control.plan import Plan
 from w5xde.control.work import StepWork
 from w5xde.tree import Span
@@ -21,7 +21,7 @@ from w5xde.tree import Span
 FRAME_SECONDS = 0.004
 FRAME_LEASES_MAX = 64
 # The bound if none is set: enough that four frames of some batches are under way, and for everybody.
-STALENESS_MIN = 32
+STALENESS_MIN = 48
 STALENESS_OF_ONE = 4
 # A node that beats but does not answer for this long (or four times what was expected) is overtaken.
 STUCK_SECONDS_MIN = 10.0
@@ -153,10 +153,10 @@ class Async(Mode):
         return self.staleness + 1
 
     def _frame_leases(self, member: Member) -> int:
-        """How many leases travel together: two such frames for each that can run make half the staleness."""
+        """How many leases travel together: two such frames for each that can run, half of that to spare."""
         if not member.compute_seconds:
             return 1
-        fresh = (self.staleness + 1) // (2 * WINDOW_LEASES * max(1, self.members.parallel))
+        fresh = (self.staleness + 1) // (3 * max(1, self.members.parallel))
         return max(1, min(int(FRAME_SECONDS / member.compute_seconds), fresh, FRAME_LEASES_MAX))
 
     def _lend_some(self, member: Member, count: int, version: int, now: float) -> list[Lease]:

@@ -101,7 +101,9 @@ def record_of(step: ev.Step) -> Record:
         "version": step.version,
         "epoch": plan.epoch,
         "first": plan.first,
-        "sizes": [[size, len(list(same))] for size, same in groupby(plan.sizes)],
+        "sizes": [[size, len(list(same))] for size, same in groupby(plan.sizes)]
+        if plan.count > 1
+        else [[plan.sizes[0], 1]],
         "ends_epoch": plan.ends_epoch,
         "shares": step.shares,
     }

@@ -9,7 +9,6 @@ Knows no sockets and no clock: callers pass `now`.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
 
 # A turn is about this long, or this many batches if they are quick: long enough that a switch does not
 # matter, short enough that all nodes do the same number of batches.
-TURN_SECONDS = 0.05
-TURN_BATCHES_MAX = 64
+TURN_SECONDS = 0.1
+TURN_BATCHES_MAX = 256
 # Nodes that need a core for less of their time than this do not stand in each other's way. Well below one,
 # because other programs may keep a node from its core.
 CORE_SHARE_MIN = 0.4
@@ -37,7 +36,7 @@ class Machine:
         # How much of the time that its nodes are busy they need a core.
         self._core_share = 1.0
         self._working: list[Member] = []
-        self._waiting: deque[Member] = deque()
+        self._waiting: list[Member] = []
 
     def __len__(self) -> int:
         return len(self._working) + len(self._waiting)
@@ -59,8 +58,13 @@ class Machine:
         self._fill()
 
     def join(self, member: Member) -> None:
+        # Who comes later does not have to make up for what the others did before.
+        member.lent_batches = min((each.lent_batches for each in self._everybody()), default=0)
         self._waiting.append(member)
         self._fill()
+
+    def _everybody(self) -> list[Member]:
+        return self._working + self._waiting
 
     def leave(self, member: Member) -> None:
         if member in self._working:
@@ -72,7 +76,7 @@ class Machine:
     def in_turn(self, now: float) -> list[Member]:
         """Who may be lent work now."""
         while len(self._working) > self.slots:
-            self._waiting.appendleft(self._working.pop())
+            self._waiting.append(self._working.pop())
         if self._waiting:
             for member in list(self._working):
                 if member.turn_batches <= 0 or _is_late(member, now):
@@ -80,23 +84,25 @@ class Machine:
         return self._working
 
     def _pass_on(self, member: Member, now: float) -> None:
-        for _ in range(len(self._waiting)):
-            following = self._waiting.popleft()
-            if not _is_late(following, now):
-                self._working.remove(member)
-                self._waiting.append(member)
-                self._begin(following)
-                return
-            self._waiting.append(following)
+        if all(_is_late(each, now) for each in self._waiting):
+            return
+        self._working.remove(member)
+        self._begin(min((each for each in self._waiting if not _is_late(each, now)), key=_lent))
+        self._waiting.append(member)
 
     def _fill(self) -> None:
         while self._waiting and len(self._working) < self.slots:
-            self._begin(self._waiting.popleft())
+            self._begin(min(self._waiting, key=_lent))
 
     def _begin(self, member: Member) -> None:
-        # What it took too much or too little of the last turn is made up for in this one.
-        member.turn_batches += _turn(member)
+        """Whoever was lent least is next."""
+        self._waiting.remove(member)
+        member.turn_batches = _turn(member)
         self._working.append(member)
+
+
+def _lent(member: Member) -> int:
+    return member.lent_batches
 
 
 def _turn(member: Member) -> int:

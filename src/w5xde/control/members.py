@@ -16,7 +16,7 @@ BEAT_SECONDS = 2.0
 # A tick that comes this much late means that we were stopped or starved, not that the nodes were silent.
 STALL_SECONDS = 1.0
 # How fast an estimate follows a change: the weight of the newest measurement, and if it is quite another.
-_NEWEST = 0.15
+_NEWEST = 0.3
 _NEWEST_IF_ANOTHER = 0.7
 
 
@@ -27,8 +27,9 @@ class Member:
     name: str
     heard_at: float
     machine: Machine
-    # Batches that may still be lent to it in this turn; below zero if it was lent too many.
+    # Batches that may still be lent to it in this turn, and how many it was lent in all.
     turn_batches: int = 0
+    lent_batches: int = 0
     # Seconds a batch takes there, transfer included; None until it is known.
     batch_seconds: float | None = None
     # Of these, what the node itself computes: what remains when everything else goes fast.
@@ -117,6 +118,7 @@ class Members:
         member.pending[lease] = batches
         member.pending_batches += batches
         member.turn_batches -= batches
+        member.lent_batches += batches
         self.pending_batches += batches
         member.free_at = max(now, member.free_at) + batches * self.expected_batch_seconds(member)
         return member.free_at

@@ -18,7 +18,7 @@ from w5xde.tree import Span, halves
 # One lease being computed and one waiting, so that a node never waits for a round trip.
 WINDOW_LEASES = 2
 # A lease shorter than this costs more to send than to compute.
-LEASE_SECONDS_MIN = 0.001
+LEASE_SECONDS_MIN = 0.002
 # A copy of a lease must promise to be sooner by this factor and margin, or replace one that is this late.
 COPY_FACTOR = 1.5
 COPY_MARGIN_SECONDS = 0.005
@@ -26,7 +26,7 @@ OVERDUE_SECONDS_MIN = 0.05
 # Nodes slower than this many times the pool's mean are asked whether they would finish in time.
 SLOW_FACTOR = 2.0
 # Spans are powers of two: a share this little short of the next one is rounded up to it.
-SHARE_SLACK = 1.25
+SHARE_SLACK = 1.15
 # One that is left out is tried again after this many times what a batch took it.
 PROBE_FACTOR = 4.0
 

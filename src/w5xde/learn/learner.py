@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -43,6 +42,17 @@ class Total(NamedTuple):
     contribution: Contribution
 
 
+class _Readers:
+    """How many began to read the state where it lies, and how many are done.
+
+    The first is counted where the learner is, the second where things are sent: each by one thread only.
+    """
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.done = 0
+
+
 class NotFinite(Exception):
     """The gradient of a whole step is not finite, so it was not applied."""
 
@@ -66,13 +76,13 @@ class Learner:
         self._gradient = None if self._is_large else self._blueprint.new_vector()
         self._gradients = [] if self._gradient is None else self._views(self._gradient)
         self._stepper = Stepper(optimizer)
+        # What came for steps of one batch needs no tree.
+        self._singles: dict[int, Contribution] = {}
         # A batch that was set aside has its place in the tree, with nothing in it.
         self._steps: dict[int, PairwiseTree[Contribution | None]] = {}
         self._snapshots: dict[bool, tuple[int, memoryview]] = {}
-        # How often the state itself is being read by somebody else, since it last moved.
-        self._lock = threading.Lock()
-        self._readers = 0
-        self._moves = 0
+        # Who reads the state itself, since it last moved.
+        self._readers = _Readers()
 
     @property
     def vector_bytes(self) -> int:
@@ -111,6 +121,9 @@ class Learner:
 
     def fold(self, step: int, count: int, span: Span, contribution: Contribution | None) -> None:
         """Give what came for a span of a step its place in the tree; None: nothing will ever come."""
+        if count == 1 and contribution is not None:
+            self._singles[step] = contribution
+            return
         tree = self._steps.get(step)
         if tree is None:
             tree = self._steps[step] = PairwiseTree(count, _merge)
@@ -120,13 +133,15 @@ class Learner:
 
     def total(self, step: int) -> Total:
         """All batches of a step are folded: their sum, to be applied. Refuses one that is not finite."""
-        tree = self._steps.pop(step)
-        contribution = tree.take(Span(0, tree.count))
+        batches, contribution = 1, self._singles.pop(step, None)
+        if contribution is None:
+            tree = self._steps.pop(step)
+            batches, contribution = tree.count, tree.take(Span(0, tree.count))
         if contribution is None:
             raise ValueError(f"nothing came for step {step}")
         if not contribution.is_checked and not self.is_finite(contribution.vector):
             raise NotFinite(f"the gradient of step {step + 1} is not finite")
-        return Total(tree.count, contribution)
+        return Total(batches, contribution)
 
     def replay(self, batches: int, body: bytes, absent: frozenset[int], loss_sum: float) -> None:
         """Apply a step once more, from the sum that was kept of it."""
@@ -145,14 +160,16 @@ class Learner:
         else:
             for part, summed in zip(gradient.parts, total.vector.parts, strict=True):
                 part.copy_(summed)
+        are_same = True
         for i, parameter, view in zip(self._blueprint.trained, self._parameters, views, strict=True):
             wanted = None if i in absent else view
             # Asking costs less than setting, and they rarely change.
             if parameter.grad is not wanted:
                 parameter.grad = wanted
+                are_same = False
         if self._clip_norm is not None:
             self._clip(gradient, self._clip_norm)
-        self._stepper.step()
+        self._stepper.step(same_gradients=are_same)
         self.flat.gather()
         if self.scheduler is not None:
             self.scheduler.step()
@@ -203,23 +220,18 @@ class Learner:
         memory = self.flat.memory(whole=whole) if self._is_large else None
         if memory is None:
             return None
-        with self._lock:
-            self._readers += 1
-            moves = self._moves
+        readers = self._readers
+        readers.begun += 1
 
         def done() -> None:
-            with self._lock:
-                self._readers -= moves == self._moves
+            readers.done += 1
 
         return memory, done
 
     def _leave_readers(self) -> None:
-        with self._lock:
-            if not self._readers:
-                return
-            self._readers = 0
-            self._moves += 1
-        self.flat.move()
+        if self._readers.begun != self._readers.done:
+            self._readers = _Readers()
+            self.flat.move()
 
     def weights_sha256(self) -> str:
         return weights_sha256(self.flat.module)

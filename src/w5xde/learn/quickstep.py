@@ -22,12 +22,12 @@ class Stepper:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        # The optimizer as it was made: a schedule wraps `step` to notice that it was called.
         self._groups: list[dict[str, list[Tensor]]] | None = None
 
-    def step(self) -> None:
-        """One step with the gradients that the parameters hold."""
-        if self._groups is None or not self._is_still_known(self._groups):
+    def step(self, *, same_gradients: bool) -> None:
+        """One step; `same_gradients`: all parameters hold the very tensors that they held at the last one."""
+        if self._groups is None or not same_gradients or not self._is_still_known(self._groups):
+            self._part_steps()
             # The first step makes the state, and tells the schedule that there was one.
             self._optimizer.step()
             self._groups = self._known()
@@ -40,7 +40,7 @@ class Stepper:
                     self._fused_adam(group, tensors)
 
     def _fused_adam(self, group: dict[str, Any], tensors: dict[str, list[Tensor]]) -> None:
-        torch._foreach_add_(tensors["steps"], 1)
+        tensors["steps"][0].add_(1)
         beta1, beta2 = group["betas"]
         _FUSED[type(self._optimizer)](
             tensors["params"],
@@ -83,6 +83,11 @@ class Stepper:
                 if any(isinstance(beta, Tensor) for beta in group["betas"]):
                     return None
                 state = [optimizer.state[p] for p in params]
+                if len({each["step"].item() for each in state}) != 1:
+                    return None
+                # All have made as many steps, so one counter serves them all; counting is a call for each.
+                for each in state:
+                    each["step"] = state[0]["step"]
                 tensors |= {
                     "exp_avgs": [each["exp_avg"] for each in state],
                     "exp_avg_sqs": [each["exp_avg_sq"] for each in state],
@@ -91,19 +96,23 @@ class Stepper:
             groups.append(tensors)
         return groups
 
+    def _part_steps(self) -> None:
+        """Give every parameter its own counter again: the optimizer's own step counts each."""
+        for group in self._groups or ():
+            for parameter in group["params"] if "steps" in group else ():
+                state = self._optimizer.state[parameter]
+                state["step"] = state["step"].clone()
+
     def _is_still_known(self, groups: list[dict[str, list[Tensor]]]) -> bool:
-        """Whether nobody has given a parameter another gradient, or the optimizer another state or a hook."""
+        """Whether nobody has given the optimizer another state or a hook."""
         optimizer = self._optimizer
         if len(groups) != len(optimizer.param_groups) or _has_hooks(optimizer):
             return False
         for group, tensors in zip(optimizer.param_groups, groups, strict=True):
             if not isinstance(group["lr"], float):
                 return False
-            for parameter, gradient in zip(tensors["params"], tensors["grads"], strict=True):
-                if parameter.grad is not gradient:
-                    return False
-            first = tensors["params"][0]
-            if "steps" in tensors and optimizer.state[first].get("step") is not tensors["steps"][0]:
+            last = tensors["params"][-1]
+            if "steps" in tensors and optimizer.state[last].get("step") is not tensors["steps"][0]:
                 return False
         return True
 

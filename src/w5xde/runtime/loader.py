@@ -121,6 +121,8 @@ class Loader:
 
     def release(self, keys: list[Key]) -> None:
         """These batches are applied and will not be asked for again."""
+        if self._packed is not None:
+            return
         for key in keys:
             self._ready.pop(key, None)
             self._claimed.discard(key)
