@@ -15,6 +15,7 @@ from w5xde.learn.codecs.receiver import CodecReceiver
 from w5xde.learn.data import Start
 from w5xde.learn.learner import Learner
 from w5xde.learn.prepare import Prepared
+from w5xde.runtime.buffers import Buffers
 from w5xde.runtime.keeper import Keeper
 from w5xde.runtime.reception import Host, Reception
 from w5xde.runtime.recorder import Recorder
@@ -55,7 +56,7 @@ def start_of(plan: Plan) -> Start:
 def receiver_of(learner: Learner, settings: Settings) -> CodecReceiver:
     """Who decodes what nodes send."""
     groups = learner.flat.blueprint.moving_groups
-    return CodecReceiver(settings.directions.up, groups, learner.vector_bytes)
+    return CodecReceiver(settings.directions.up, groups, learner.vector_bytes, Buffers().take)
 
 
 def open_reception(

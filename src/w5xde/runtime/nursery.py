@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -43,6 +44,9 @@ class Nursery:
         ours, theirs = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
+        # What is here now the garbage collector leaves alone from now on: looking writes into every object,
+        # and what is written is no longer shared by all processes.
+        gc.freeze()
         self._pid = os.fork()
         if self._pid == 0:
             ours.close()
@@ -89,6 +93,7 @@ class Nursery:
         if now:
             os.kill(self._pid, signal.SIGTERM)
         os.waitpid(self._pid, 0)
+        gc.unfreeze()
 
 
 def _be_nursery(requests: socket.socket, job: Job, settings: Settings) -> None:

@@ -91,10 +91,13 @@ class Workbench:
             raise RemoteProtocolError(
                 f"parameters encoded as {params.codec!r}: {error}", code="W5-122"
             ) from None
-        raw = torch.empty(count, dtype=torch.uint8)
-        pipeline.decode(body, raw, groups)
+        # Straight into the model, where others can write it: nothing is being computed now.
+        memory = self.parts.trainer.memory(count, whole=params.whole)
+        raw = memory if memory is not None else bytearray(count)
+        if count:
+            pipeline.decode(body, torch.frombuffer(raw, dtype=torch.uint8), groups)
         self._codec_seconds += self._clock() - begun
-        self.parts.trainer.load(raw.numpy().data, whole=params.whole)
+        self.parts.trainer.load(raw, whole=params.whole, in_place=memory is not None)
 
     def compute(self, work: Work, body: Body) -> Done:
         """Compute every loan that is still needed."""

@@ -5,7 +5,7 @@ What the other side says is checked against what the run allows before anything 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,8 +20,15 @@ from w5xde.learn.layout import Group
 class CodecReceiver:
     """Decodes vectors of one layout that come by one direction under one setting."""
 
-    def __init__(self, setting: str, groups: Sequence[Group], vector_bytes: int) -> None:
+    def __init__(
+        self,
+        setting: str,
+        groups: Sequence[Group],
+        vector_bytes: int,
+        allocate: Callable[[int], bytearray | memoryview] = bytearray,
+    ) -> None:
         self._groups = groups
+        self._allocate = allocate
         self._vector_bytes = vector_bytes
         if setting in (AUTO, AUTO_LOSSY):
             specs = LOSSLESS + (LOSSY if setting == AUTO_LOSSY else ())
@@ -42,12 +49,13 @@ class CodecReceiver:
                 code="W5-122",
             )
 
-    def decode(self, spec: str, body: memoryview, raw: Tensor | None = None) -> Tensor:
-        """The vector's bytes: a view of the body if it came as it is, else in `raw` or new memory."""
+    def decode(self, spec: str, body: memoryview) -> Tensor:
+        """The vector's bytes: a view of the body if it came as it is, else in memory of their own."""
         self.check(spec, len(body))
-        if spec == NONE and raw is None:
-            return torch.frombuffer(body, dtype=torch.uint8) if body else torch.empty(0, dtype=torch.uint8)
-        if raw is None:
-            raw = torch.empty(self._vector_bytes, dtype=torch.uint8)
+        if not self._vector_bytes:
+            return torch.empty(0, dtype=torch.uint8)
+        if spec == NONE:
+            return torch.frombuffer(body, dtype=torch.uint8)
+        raw = torch.frombuffer(self._allocate(self._vector_bytes), dtype=torch.uint8)
         parse(spec).decode(body, raw, self._groups)
         return raw
