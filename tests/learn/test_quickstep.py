@@ -17,6 +17,9 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "fused adam": lambda m: Adam(m.parameters(), lr=0.01, fused=True),
     "fused adam with decay": lambda m: Adam(m.parameters(), lr=0.01, weight_decay=0.1, fused=True),
     "fused adamw": lambda m: AdamW(m.parameters(), lr=0.01, fused=True, maximize=True),
+    "fused adam, decoupled": lambda m: Adam(
+        m.parameters(), lr=0.01, weight_decay=0.1, decoupled_weight_decay=True, fused=True
+    ),
     "fused amsgrad": lambda m: Adam(m.parameters(), lr=0.01, fused=True, amsgrad=True),
     "adam": lambda m: Adam(m.parameters(), lr=0.01),
     "sgd": lambda m: SGD(m.parameters(), lr=0.01),
@@ -101,4 +104,18 @@ def test_a_state_that_is_loaded_later_is_the_one_that_counts() -> None:
         set_gradients(module, 9)
     optimizers[0].step()
     stepper.step(same_gradients=True)
+    assert same(plain, quick)
+
+
+def test_what_is_set_later_counts_from_then_on() -> None:
+    plain, quick = model(), model()
+    optimizers = [SGD(module.parameters(), lr=0.01) for module in (plain, quick)]
+    stepper = Stepper(optimizers[1])
+    for step in range(6):
+        for module, optimizer in zip((plain, quick), optimizers, strict=True):
+            set_gradients(module, step)
+            if step == 3:
+                optimizer.param_groups[0]["weight_decay"] = 1.0
+        optimizers[0].step()
+        stepper.step(same_gradients=step > 0)
     assert same(plain, quick)

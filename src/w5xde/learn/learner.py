@@ -169,7 +169,10 @@ class Learner:
                 are_same = False
         if self._clip_norm is not None:
             self._clip(gradient, self._clip_norm)
-        self._stepper.step(same_gradients=are_same)
+        if self._is_large:
+            self.optimizer.step()  # nothing to gain there, and the stepper would keep the vector alive
+        else:
+            self._stepper.step(same_gradients=are_same)
         self.flat.gather()
         if self.scheduler is not None:
             self.scheduler.step()

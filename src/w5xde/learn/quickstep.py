@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-_FUSED: dict[type, Any] = {Adam: torch._fused_adam_, AdamW: torch._fused_adamw_}
+_ADAMS = (Adam, AdamW)
 
 
 class Stepper:
@@ -42,7 +42,9 @@ class Stepper:
     def _fused_adam(self, group: dict[str, Any], tensors: dict[str, list[Tensor]]) -> None:
         tensors["steps"][0].add_(1)
         beta1, beta2 = group["betas"]
-        _FUSED[type(self._optimizer)](
+        is_decoupled = group.get("decoupled_weight_decay", type(self._optimizer) is AdamW)
+        kernel: Any = torch._fused_adamw_ if is_decoupled else torch._fused_adam_
+        kernel(
             tensors["params"],
             tensors["grads"],
             tensors["exp_avgs"],
@@ -63,7 +65,7 @@ class Stepper:
     def _known(self) -> list[dict[str, list[Tensor]]] | None:
         """The tensors that a step of this optimizer works on, or None if we do not know how it steps."""
         optimizer = self._optimizer
-        if type(optimizer) not in (SGD, *_FUSED) or _has_hooks(optimizer):
+        if type(optimizer) not in (SGD, *_ADAMS) or _has_hooks(optimizer):
             return None
         groups = []
         for group in optimizer.param_groups:
@@ -110,6 +112,10 @@ class Stepper:
             return False
         for group, tensors in zip(optimizer.param_groups, groups, strict=True):
             if not isinstance(group["lr"], float):
+                return False
+            if type(optimizer) is SGD and (group["momentum"] or group["weight_decay"] or group["maximize"]):
+                return False
+            if type(optimizer) is not SGD and (group["amsgrad"] or not group["fused"]):
                 return False
             last = tensors["params"][-1]
             if "steps" in tensors and optimizer.state[last].get("step") is not tensors["steps"][0]:

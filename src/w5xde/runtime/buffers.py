@@ -37,14 +37,24 @@ class Buffers:
         """Memory of this many bytes, with anything in it."""
         if count < POOLED_BYTES_MIN:
             return bytearray(count)
-        memory = next((each for each in self._spare if each.nbytes == count), None)
+        memory = self._find(count)
         if memory is None:
             memory = np.empty(count, np.uint8)
-        else:
-            self._spare = deque((each for each in self._spare if each is not memory), maxlen=SPARE_MAX)
         lent = memory.view(_Lent)
         lent.pool = self
         return memoryview(lent)  # type: ignore[arg-type]  # an array is a buffer, whatever its stubs say
+
+    def _find(self, count: int) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
+        # Only single operations: another thread may give a buffer back at any moment.
+        for _ in range(SPARE_MAX):
+            try:
+                memory = self._spare.popleft()
+            except IndexError:
+                return None
+            if memory.nbytes == count:
+                return memory
+            self._spare.append(memory)
+        return None
 
     def give(self, memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         self._spare.appendleft(memory)

@@ -11,6 +11,8 @@ from w5xde.runtime.transport import Connection
 
 # On this machine or a fast network a vector of a hundred megabytes has come by then.
 PATIENCE_SECONDS = 0.25
+# Nobody waits longer: a connection on which nothing moves for ten seconds is given up by its sender's system.
+WAIT_SECONDS_MAX = 4.0
 
 
 class Gate:
@@ -19,7 +21,7 @@ class Gate:
     def __init__(self) -> None:
         # Who is sending, since when; and who waits, by the place of what it brings.
         self._arriving: dict[Connection, float] = {}
-        self._waiting: dict[Connection, tuple[int, ...]] = {}
+        self._waiting: dict[Connection, tuple[tuple[int, ...], float]] = {}
 
     def ask(self, connection: Connection, place: tuple[int, ...], body_bytes: int, now: float) -> bool:
         """Whether this body may come in now; if not, the connection is told when."""
@@ -28,7 +30,7 @@ class Gate:
         if self._is_free(now):
             self._arriving[connection] = now
             return True
-        self._waiting[connection] = place
+        self._waiting[connection] = (place, now)
         return False
 
     def done(self, connection: Connection, now: float) -> None:
@@ -39,11 +41,16 @@ class Gate:
 
     def tick(self, now: float) -> None:
         """Let the next one in, if nobody is in its way."""
+        for connection, (_, since) in list(self._waiting.items()):
+            if now - since > WAIT_SECONDS_MAX:
+                self._let_in(connection, now)
         while self._waiting and self._is_free(now):
-            connection = min(self._waiting, key=lambda each: self._waiting[each])
-            del self._waiting[connection]
-            self._arriving[connection] = now
-            connection.go_on()
+            self._let_in(min(self._waiting, key=lambda each: self._waiting[each]), now)
+
+    def _let_in(self, connection: Connection, now: float) -> None:
+        del self._waiting[connection]
+        self._arriving[connection] = now
+        connection.go_on()
 
     @property
     def waiting(self) -> list[Connection]:

@@ -31,7 +31,7 @@ from w5xde.messages import (
 )
 from w5xde.protocol.session import COORDINATOR
 from w5xde.protocol.wire import Body, Limits
-from w5xde.runtime.buffers import Buffers
+from w5xde.runtime.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.runtime.gate import Gate
 from w5xde.runtime.transport import Connection
 
@@ -222,7 +222,9 @@ class Reception:
 
     def _heard(self, peer: Peer, message: Message, body: Body) -> None:
         if isinstance(message, Update):
-            self._gate.done(peer.connection, peer.heard_at)
+            if len(body) >= POOLED_BYTES_MIN:
+                # A small one may come while the next, a large one, is already waiting at the gate.
+                self._gate.done(peer.connection, peer.heard_at)
             self._host.updated(peer, message, body)
         elif isinstance(message, Hello):
             self._greet(peer, message)

@@ -89,7 +89,8 @@ async def listen(make: Callable[[], Connection], host: str, port: int, road: str
             fix="choose another --port (--port 0: any that is free), or another --host",
         ) from error
     servers = [server]
-    if HAS_LOCAL_ROAD and road != "tcp":
+    # Only where a node that dials this machine's own address would reach this very port by TCP too.
+    if HAS_LOCAL_ROAD and road != "tcp" and (_is_here(host) or host in ("", "0.0.0.0", "::")):
         bound = server.sockets[0].getsockname()[1]
         # Somebody else's of that name, from a port of another address: then nodes here come by TCP.
         with contextlib.suppress(OSError):

@@ -227,7 +227,7 @@ class Connection(asyncio.BufferedProtocol):
         except OSError as error:
             # asyncio sees the same when it reads, and tells; this only says it sooner.
             self._reason = self._reason or os.strerror(error.errno or 0)
-            self.abort()
+            loop.call_soon(self.abort)
         return piece
 
     def _writable(self) -> None:
@@ -282,4 +282,5 @@ class Connection(asyncio.BufferedProtocol):
             self.seconds_sending += time.perf_counter() - self._sending_since
             self._sending_since = None
         if self._is_closing and not self._queue and self._transport is not None:
-            self._transport.close()
+            # Not at once: asyncio may be asking us from the middle of its own writing, and would close twice.
+            asyncio.get_running_loop().call_soon(self._transport.close)
