@@ -64,8 +64,12 @@ def ended(child: int) -> int:
 
 def kill_at(step: int, job: str, runs: Path, **settings: Any) -> Path:
     """A run whose coordinator is killed, with SIGKILL, right after this step; returns its folder."""
-    kill = AtStep({step: lambda run: os.kill(os.getpid(), signal.SIGKILL)})
-    more = {"nodes": 2, "name": "mine", "runs": str(runs), "callbacks": [kill]} | settings
+    return kill_by(AtStep({step: lambda run: os.kill(os.getpid(), signal.SIGKILL)}), job, runs, **settings)
+
+
+def kill_by(killer: w5xde.Callback, job: str, runs: Path, **settings: Any) -> Path:
+    """A run whose coordinator is killed by this callback of its own; returns its folder."""
+    more = {"nodes": 2, "name": "mine", "runs": str(runs), "callbacks": [killer]} | settings
     with forked(lambda: w5xde.train(f"{JOBS}:{job}", **more)) as child:
         assert ended(child) == -signal.SIGKILL
     return runs / "mine"
@@ -403,7 +407,15 @@ def test_another_number_of_samples_or_too_few_epochs_are_refused(tmp_path: Path)
 
 
 def test_checkpoints_that_are_gone_are_not_taken_for_a_new_run(tmp_path: Path) -> None:
-    folder = kill_at(6, "job", tmp_path, epochs=9, batches_per_step=4, checkpoint_every="2steps")
+    class OnceSaved(w5xde.Callback):
+        """Kills as soon as the ledger names a checkpoint: they are written aside, some steps later."""
+
+        def on_step(self, run: w5xde.RunStatus, step: int, loss: float) -> None:
+            lines = "".join(path.read_text() for path in (tmp_path / "mine").glob("ledger-*.jsonl"))
+            if '"kind":"checkpoint"' in lines:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    folder = kill_by(OnceSaved(), "job", tmp_path, epochs=500, batches_per_step=4, checkpoint_every="2steps")
     shutil.rmtree(folder / "checkpoints")
     with pytest.raises(w5xde.StorageError, match="had checkpoints, and they are gone"):
         w5xde.train(f"{JOBS}:job", resume="mine", runs=str(tmp_path))
