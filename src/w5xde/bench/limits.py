@@ -15,9 +15,8 @@ from typing import Any
 
 from w5xde.bench.crew import Line, crew, run_apart, start_together
 from w5xde.bench.jobs import SEED, read_batches
-from w5xde.bench.meter import cores
 from w5xde.learn.build import build_model
-from w5xde.learn.device import use_threads
+from w5xde.learn.device import core_count, use_threads
 from w5xde.learn.job import Job
 
 SEND_BYTES = 1024 * 1024
@@ -41,7 +40,7 @@ class ComputeLimit:
 
 def compute_limit(job: Job, batch_size: int, seconds: float, processes: int | None = None) -> ComputeLimit:
     """How many batches a second could be computed if nothing else had to be done."""
-    count = processes or cores()
+    count = processes or core_count()
 
     def compute(line: Line) -> tuple[int, float, float]:
         use_threads(1)

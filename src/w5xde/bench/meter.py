@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import socket
 import sys
@@ -13,11 +12,7 @@ from typing import Any
 
 import psutil
 
-
-def cores() -> int:
-    """Cores this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+from w5xde.learn.device import core_count
 
 
 def tree(pid: int) -> list[int]:
@@ -35,13 +30,6 @@ def cpu_seconds(pids: Iterable[int]) -> float:
             times = psutil.Process(pid).cpu_times()
             total += times.user + times.system
     return total
-
-
-def pss_bytes(pids: Iterable[int]) -> int | None:
-    """Memory of processes, pages that several share counted once; nothing where the kernel does not tell."""
-    parts = [_memory(pid) for pid in pids]
-    known = [part.pss for part in parts if hasattr(part, "pss")]
-    return sum(known) if known and len(known) == len([part for part in parts if part]) else None
 
 
 def lent_bytes(pid: int) -> int:
@@ -95,7 +83,7 @@ def machine() -> dict[str, Any]:
     import torch
 
     return {
-        "cores": cores(),
+        "cores": core_count(),
         "processor": _processor(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),

@@ -24,7 +24,6 @@ from w5xde.bench.meter import (
     forget_peak,
     lent_bytes,
     peak_bytes,
-    pss_bytes,
     resident_bytes,
     tree,
 )
@@ -33,6 +32,7 @@ from w5xde.errors import UsageError
 from w5xde.learn.job import Job
 from w5xde.runtime.auditing import audit_run
 from w5xde.runtime.coordinator import Coordinator
+from w5xde.runtime.memory import pss_bytes
 
 # Looking costs more the more nodes there are; with few, steps may be long and are to be timed closely.
 LOOK_SECONDS = 0.1
@@ -261,7 +261,7 @@ class Stopwatch(Watcher):
     def _weigh(self) -> None:
         pss = pss_bytes(tree(os.getpid()))
         # Our parent shares what it loaded with everybody here; a run of its own would have that to itself.
-        self.memory_pss_bytes = pss + lent_bytes(os.getppid()) if pss is not None else None
+        self.memory_pss_bytes = pss + lent_bytes(os.getppid())
 
     def window(self) -> Window:
         """From the end of the warm-up to the last look before the end."""

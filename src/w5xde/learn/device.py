@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 import torch
 
 from w5xde.errors import UsageError
 from w5xde.learn.job import describe
+
+
+def core_count() -> int:
+    """Cores this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def use_threads(count: int) -> None:

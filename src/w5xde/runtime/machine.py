@@ -1,9 +1,8 @@
-"""This computer: how its nodes know that they share it, and how many cores it lends them."""
+"""This computer: how its nodes know that they share it."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import uuid
 from pathlib import Path
@@ -19,10 +18,3 @@ def machine_name() -> str:
     except (OSError, UnicodeError):
         known = f"{platform.node()} {uuid.getnode()}"
     return hashlib.blake2b(known.encode(), digest_size=8, person=b"w5xde").hexdigest()
-
-
-def core_count() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

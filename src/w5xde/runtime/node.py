@@ -22,7 +22,7 @@ from w5xde.callbacks import Callback
 from w5xde.config import Settings
 from w5xde.control import node as nd
 from w5xde.errors import JoinError, TrainingError, W5xdeError
-from w5xde.learn.device import choose_device, use_threads
+from w5xde.learn.device import choose_device, core_count, use_threads
 from w5xde.learn.enrol import NodeParts, prepare_node
 from w5xde.learn.job import Job, describe
 from w5xde.messages import (
@@ -46,7 +46,7 @@ from w5xde.protocol.session import NODE
 from w5xde.protocol.wire import Body, Limits
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.buffers import Buffers
-from w5xde.runtime.machine import core_count, machine_name
+from w5xde.runtime.machine import machine_name
 from w5xde.runtime.roads import configure, dial
 from w5xde.runtime.transport import Connection
 from w5xde.runtime.workbench import Done, Workbench

@@ -9,7 +9,7 @@ import torch
 
 from w5xde.compression import AUTO, AUTO_LOSSY, NONE
 from w5xde.learn.codecs.pipeline import Pipeline, parse
-from w5xde.learn.codecs.sender import SMALL_BYTES, CodecSender
+from w5xde.learn.codecs.sender import CodecSender, goes_as_it_is
 from w5xde.learn.learner import Learner
 from w5xde.runtime.reception import Peer
 
@@ -34,10 +34,9 @@ class Snapshots:
         self._setting = setting
         self._clock = clock
         self._blueprint = learner.flat.blueprint
-        is_auto = setting in (AUTO, AUTO_LOSSY)
-        self._is_plain = setting == NONE or (is_auto and self._blueprint.moving_bytes < SMALL_BYTES)
+        self._is_plain = goes_as_it_is(setting, self._blueprint.moving_bytes)
         # What a node gets first, before anything is known of its link.
-        self._whole = parse(NONE if is_auto else setting)
+        self._whole = parse(NONE if setting in (AUTO, AUTO_LOSSY) else setting)
         self._made: dict[tuple[bool, str], Snapshot] = {}
 
     def get(self, peer: Peer, *, whole: bool) -> Snapshot:

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from w5xde.compression import AUTO, AUTO_LOSSY, NONE
+from w5xde.compression import NONE
 from w5xde.control.choice import CodecChoice
 from w5xde.errors import RemoteProtocolError, W5xdeError
 from w5xde.learn.codecs.pipeline import parse
-from w5xde.learn.codecs.sender import SMALL_BYTES, CodecSender
+from w5xde.learn.codecs.sender import CodecSender, goes_as_it_is
 from w5xde.learn.enrol import NodeParts
 from w5xde.learn.layout import Vector
 from w5xde.learn.payload import unpack
@@ -51,10 +51,8 @@ class Workbench:
         self._blueprint = parts.trainer.blueprint
         self._choice = CodecChoice()
         setting = parts.welcome.rules.compress
-        # An update that fits a few packets is sent as it is, and nobody even thinks about it.
-        is_small = self._blueprint.moving_bytes < SMALL_BYTES and setting in (AUTO, AUTO_LOSSY)
         self._sender: CodecSender | None = None
-        if not is_small and setting != NONE:
+        if not goes_as_it_is(setting, self._blueprint.moving_bytes):
             self._sender = CodecSender(setting, "up", self._blueprint.moving_groups, self._choice, clock)
         # The model's own memory, while parameters are being received into it.
         self._placed: Body | None = None
@@ -64,10 +62,6 @@ class Workbench:
     def take_codec_seconds(self) -> float:
         seconds, self._codec_seconds = self._codec_seconds, 0.0
         return seconds
-
-    @property
-    def codec_reason(self) -> str:
-        return self._choice.reason
 
     def place(self, params: Params, count: int) -> Body | None:
         """Where parameters may be received to if nothing is being computed: the model itself."""

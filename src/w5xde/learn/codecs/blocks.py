@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.codecs.compressors import BLOCK_BYTES, Compressor, refuse
 from w5xde.learn.codecs.numbers import Run
+from w5xde.learn.device import core_count
 
 Bytes = NDArray[np.uint8]
 
@@ -34,9 +35,7 @@ _pools: dict[int, ThreadPoolExecutor] = {}
 def _pool() -> ThreadPoolExecutor:
     pool = _pools.get(os.getpid())
     if pool is None:
-        affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
-        cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-        pool = ThreadPoolExecutor(min(cores, _THREADS_MAX), thread_name_prefix="w5xde-codec")
+        pool = ThreadPoolExecutor(min(core_count(), _THREADS_MAX), thread_name_prefix="w5xde-codec")
         _pools.clear()
         _pools[os.getpid()] = pool
     return pool

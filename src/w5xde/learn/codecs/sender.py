@@ -31,6 +31,11 @@ LOSSLESS = (NONE, "lz4", "zstd:1", "shuffle | lz4", "shuffle | zstd:1")
 LOSSY = ("bf16", "bf16 | shuffle | zstd:1", "int8", "int8 | zstd:1")
 
 
+def goes_as_it_is(setting: str, vector_bytes: int) -> bool:
+    """Whether vectors of this size are never encoded under this setting."""
+    return setting == NONE or (setting in (AUTO, AUTO_LOSSY) and vector_bytes < SMALL_BYTES)
+
+
 class Choice(Protocol):
     """Who decides by cost; `control.choice.CodecChoice` does."""
 
