@@ -90,15 +90,27 @@ def test_a_saved_model_that_was_trained_is_the_trained_one(tmp_path: Path) -> No
 # --- a step is applied whole or not at all ------------------------------------------------------
 
 
+class Helper:
+    """Computes what one batch gives as a whole step, on a learner's parameters as they are now."""
+
+    def __init__(self, job: Any) -> None:
+        prepared = prepare(job, settings())
+        self._trainer = prepare_node(job, welcome_of(prepared), CPU).trainer
+        self._batch = prepared.source.read(0, 0)  # type: ignore[union-attr]
+
+    def contribution(self, learner: Learner) -> Contribution:
+        self._trainer.load(bytearray(learner.snapshot(whole=True)), whole=True)
+        outcome = self._trainer.compute(Task(0, Span(0, 1), 1, 4, [(0, 4, self._batch)]))
+        vector = learner.vector(outcome.vector.raw.clone())
+        return Contribution(vector, frozenset(outcome.absent), outcome.loss_sum)
+
+
 def _contribution(learner: Learner, job: Any, spoil: float | None = None) -> Contribution:
-    """What one batch gives as a whole step, with one gradient replaced if asked."""
-    prepared = prepare(job, settings())
-    trainer = prepare_node(job, welcome_of(prepared), CPU).trainer
-    trainer.load(bytearray(learner.snapshot(whole=True)), whole=True)
-    outcome = trainer.compute(Task(0, Span(0, 1), 1, 4, [(0, 4, prepared.source.read(0, 0))]))  # type: ignore[union-attr]
+    """What one batch gives, with one gradient replaced if asked."""
+    contribution = Helper(job).contribution(learner)
     if spoil is not None:
-        outcome.vector.parts[0][3] = spoil
-    return Contribution(outcome.vector, frozenset(outcome.absent), outcome.loss_sum)
+        contribution.vector.parts[0][3] = spoil
+    return contribution
 
 
 @pytest.mark.parametrize("spoil", [torch.nan, torch.inf, -torch.inf])
@@ -142,6 +154,22 @@ def test_a_snapshot_stays_as_it_is_while_the_model_moves_on() -> None:
     learner.apply(learner.total(0))
     assert bytes(snapshot) == before
     assert bytes(learner.snapshot(whole=False)) != before
+
+
+def test_running_statistics_that_are_applied_late_settle_and_do_not_swing() -> None:
+    job = make(mlp(lambda: nn.BatchNorm1d(16)))
+    learner = prepare(job, settings()).learner
+    variance = learner.flat.module.get_buffer("1.running_var")
+    lowest = float(variance.min())
+    helper = Helper(job)
+    late = [helper.contribution(learner) for _ in range(40)]
+    for step in range(400):
+        # All of them would pull it the same way for forty steps before one sees what the others did.
+        learner.fold(step, 1, Span(0, 1), late.pop(0), staleness=min(step, 40))
+        learner.apply(learner.total(step))
+        late.append(helper.contribution(learner))
+        lowest = min(lowest, float(variance.min()))
+    assert lowest > 0
 
 
 # --- every sample counts once -------------------------------------------------------------------

@@ -75,6 +75,12 @@ class Learner:
         self._is_large = self.vector_bytes >= LARGE_BYTES
         self._gradient = None if self._is_large else self._blueprint.new_vector()
         self._gradients = [] if self._gradient is None else self._views(self._gradient)
+        # Of a vector's parts: the buffers that move by the mean of what the batches did to them.
+        self._drifting = [
+            i
+            for i, group in enumerate(self._blueprint.moving_groups)
+            if group.role == MOVING and (group.dtype.is_floating_point or group.dtype.is_complex)
+        ]
         self._stepper = Stepper(optimizer)
         # What came for steps of one batch needs no tree.
         self._singles: dict[int, Contribution] = {}
@@ -119,8 +125,12 @@ class Learner:
             if group.count and (group.dtype.is_floating_point or group.dtype.is_complex)
         )
 
-    def fold(self, step: int, count: int, span: Span, contribution: Contribution | None) -> None:
+    def fold(
+        self, step: int, count: int, span: Span, contribution: Contribution | None, staleness: int = 0
+    ) -> None:
         """Give what came for a span of a step its place in the tree; None: nothing will ever come."""
+        if contribution is not None and staleness:
+            self._temper(contribution.vector, staleness)
         if count == 1 and contribution is not None:
             self._singles[step] = contribution
             return
@@ -130,6 +140,15 @@ class Learner:
         tree.put(span, contribution)
         if contribution is None and all(value is None for _, value in tree) and tree.is_complete:
             del self._steps[step]  # all of it was set aside: nobody will ask for it
+
+    def _temper(self, vector: Vector, staleness: int) -> None:
+        """So many steps saw the same buffers as this one: they move by the mean of what all of them did.
+
+        Each in full would pull them the same way again and again, past where they belong and back: from
+        sixteen steps on a running variance swings further each time, until it is below zero.
+        """
+        for i in self._drifting:
+            vector.parts[i].div_(staleness + 1)
 
     def total(self, step: int) -> Total:
         """All batches of a step are folded: their sum, to be applied. Refuses one that is not finite."""

@@ -164,7 +164,9 @@ class Intake:
         contribution = self._incoming.pop(lease.id)
         self._meters.folded(effect.staleness)
         self._meters.node(lease.node).loss = contribution.loss_sum / lease.samples
-        self._actor.call(lambda: self._learner.fold(step.index, step.count, lease.span, contribution))
+        self._actor.call(
+            lambda: self._learner.fold(step.index, step.count, lease.span, contribution, effect.staleness)
+        )
 
     def set_aside(self, effect: ev.SetAside) -> None:
         step, span = effect.plan, effect.span
