@@ -83,6 +83,7 @@ def test_every_setting_can_be_given_through_every_door(tmp_path):
         "data": "local",
         "loader_workers": 2,
         "compress": "up: bf16 | zstd:1, down: lz4",
+        "recording": "off",
         "nodes": 10,
         "host": "0.0.0.0",
         "port": 4444,

@@ -94,6 +94,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             " none, codecs like zstd:1 or 'bf16 | lz4', or by direction: 'up: int8, down: lz4'"
         ),
     ] = "auto"
+    recording: Annotated[
+        Literal["auto", "off"],
+        Meta(
+            description="auto: nodes record the kernels of a small model's batch and then skip its Python,"
+            " where that gives the same bits"
+        ),
+    ] = "auto"
     # --- where and who
     nodes: Annotated[int, Meta(ge=0, le=1000, description="node processes to start on this machine")] = 2
     host: Annotated[str, Meta(min_length=1, description="address to listen on (0.0.0.0: every network)")] = (
@@ -198,6 +205,7 @@ _TRAINING = [
     "data",
     "loader_workers",
     "compress",
+    "recording",
 ]
 _SOCKETS = ["road", "socket_buffer", "tcp_nodelay", "tcp_keepalive", "tcp_quickack"]
 _PLACE = ["nodes", "device", "threads", "host", "port", *_SOCKETS]

@@ -129,6 +129,8 @@ class Rules(Frozen, frozen=True):
     data: Label
     # How nodes encode what they send: a spec, or `auto` to choose by what they measure.
     compress: Label = "none"
+    # Whether nodes may record what a batch does: `auto` or `off`.
+    recording: Label = "off"
     # Which of Python's and numpy's global generators the loss draws from; seeding costs time, so only these.
     seeds_python: bool = False
     seeds_numpy: bool = False

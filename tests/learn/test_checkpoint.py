@@ -37,7 +37,7 @@ class Training:
         prepared = prepare(job, settings)
         self.learner: Learner = prepared.learner
         self._source = prepared.source
-        # Really the node is another process: what it draws while it begins is not the learner's chance.
+        # Really the node is another process: what it draws is not the learner's chance.
         self._node = Node(job, welcome_of(prepared))
         if files is not None:
             restore(self.learner, files)
@@ -57,7 +57,8 @@ class Training:
         plan = self._plan.next_step()
         assert plan is not None
         whole = Span(0, plan.count)
-        given = self._node.compute(self.learner, self._source, plan, whole)
+        with torch.random.fork_rng():
+            given = self._node.compute(self.learner, self._source, plan, whole)
         self.learner.fold(plan.index, plan.count, whole, given)
         self.learner.apply(self.learner.total(plan.index))
         return self.learner.weights_sha256()

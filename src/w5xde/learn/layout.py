@@ -132,6 +132,13 @@ class Vector:
             mine.add_(theirs)
         return self
 
+    def is_same(self, other: Vector) -> bool:
+        """Whether both hold the same bits; what lies between the parts does not count."""
+        return all(
+            torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
+            for mine, theirs in zip(self.parts, other.parts, strict=True)
+        )
+
 
 def moving_buffers(module: torch.nn.Module, changed: set[str]) -> set[str]:
     """Buffers that travel with every update: those that changed in the trial, and small or related ones.

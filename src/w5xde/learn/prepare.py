@@ -79,6 +79,7 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         threads=settings.threads,
         data=settings.data,
         compress=settings.directions.up,
+        recording=settings.recording,
         seeds_python=trial.draws_python,
         seeds_numpy=trial.draws_numpy,
         data_samples=source.samples or 0,

@@ -8,6 +8,7 @@ batches came to this node.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from torch.autograd import Variable
 
 from w5xde.learn.job import Job, describe
 from w5xde.learn.layout import Blueprint, FlatModel, Vector
+from w5xde.learn.recorded import Recordings, is_plain
 from w5xde.learn.seeding import seed_numpy, seed_python, torch_seeder
 from w5xde.messages import MOVING, TRAINED, Rules
 from w5xde.tree import Span, batch_seed, halves
@@ -64,12 +66,21 @@ class Trainer:
         self._spare: list[Vector] = []
         self._buffers = _Buffers(flat)
         self._trained = flat.blueprint.trained
+        self._parameters = [flat.tensors[i] for i in self._trained]
+        # Which of the parameters each part of a vector holds.
         self._gradient_groups = [
-            [flat.tensors[i] for i in group.entries]
+            [self._trained.index(i) for i in group.entries]
             for group in flat.blueprint.moving_groups
             if group.role == TRAINED
         ]
-        self._parameters = [flat.tensors[i] for i in self._trained]
+        self._steady = [*flat.module.parameters(), *flat.module.buffers()]
+        self._recordings = Recordings() if self._may_record() else None
+
+    def _may_record(self) -> bool:
+        rules = self._rules
+        draws = rules.seeds_python or rules.seeds_numpy
+        changes = any(group.role == MOVING for group in self._flat.blueprint.moving_groups)
+        return rules.recording == "auto" and self._on_cpu and not draws and not changes
 
     @property
     def blueprint(self) -> Blueprint:
@@ -100,14 +111,49 @@ class Trainer:
             self.recycle(other)
             return vector, loss_sum + other_loss_sum
         index, samples, batch = task.batches[span.start - task.span.start]
-        self._seed(batch_seed(self._rules.seed, task.epoch, index))
+        seed = batch_seed(self._rules.seed, task.epoch, index)
         try:
-            loss = self._backward(batch, index, samples / task.samples)
-            return self._collect(absent), samples * loss
+            vector, loss = self._one(batch, seed, samples / task.samples, absent)
         except (Exception, SystemExit) as error:
             # Whatever went wrong, the next batch starts from the version's buffers again.
             self._buffers.undo()
             raise error if isinstance(error, BatchFailed) else BatchFailed(describe(error)) from error
+        if not math.isfinite(loss):
+            raise BatchFailed(f"the loss of batch {index} is {loss}")
+        return vector, samples * loss
+
+    def _one(self, batch: Any, seed: int, weight: float, absent: set[int]) -> tuple[Vector, float]:
+        """One batch: its weighted gradients and its loss. By its recording, if there is one."""
+        found = self._recordings.find(batch) if self._recordings is not None else None
+        if found is None:
+            return self._one_as_always(batch, seed, weight, absent)
+        shape, inputs = found
+        inputs.append(self._scale(weight))
+        if shape.recording is None:
+            self._seed(seed)
+            loss = shape.watch(inputs, self._steady, self._parameters, lambda: self._backward(batch, weight))
+            if loss is None:
+                self._buffers.undo()
+                return self._one_as_always(batch, seed, weight, absent)
+            return self._collect(absent), loss.item()
+        with torch.no_grad():
+            loss, gradients = shape.recording.run(inputs)
+            vector = self._join(gradients)
+            value = loss.item()
+        absent.intersection_update([self._trained[i] for i in shape.recording.absent])
+        if shape.is_next_compared():
+            real, real_value = self._one_as_always(batch, seed, weight, absent)
+            if not real.is_same(vector) or struct.pack("d", value) != struct.pack("d", real_value):
+                if shape.differs():
+                    raise BatchFailed(_CHANGED)
+                return real, real_value
+            self.recycle(real)
+        return vector, value
+
+    def _one_as_always(self, batch: Any, seed: int, weight: float, absent: set[int]) -> tuple[Vector, float]:
+        self._seed(seed)
+        loss = self._backward(batch, weight)
+        return self._collect(absent), loss.item()
 
     def recycle(self, vector: Vector) -> None:
         """Give back a vector that has been sent."""
@@ -121,7 +167,8 @@ class Trainer:
         if self._rules.seeds_numpy:
             seed_numpy(seed)
 
-    def _backward(self, batch: Any, index: int, weight: float) -> float:
+    def _backward(self, batch: Any, weight: float) -> Tensor:
+        """The loss; the gradients of `loss * weight` are at the parameters then."""
         for parameter in self._parameters:
             parameter.grad = None
         if self._autocasts:
@@ -130,10 +177,7 @@ class Trainer:
         else:
             loss = self._job.loss(self._flat.module, to_device(batch, self._device))
         self._run_backward(loss, weight)
-        value = loss.item()
-        if not math.isfinite(value):
-            raise BatchFailed(f"the loss of batch {index} is {value}")
-        return value
+        return loss
 
     def _run_backward(self, loss: Tensor, weight: float) -> None:
         """Gradients of `loss * weight`.
@@ -141,28 +185,30 @@ class Trainer:
         Torch's own `backward` takes a fifth of a small model's time before it reaches its engine, and given a
         gradient it first imports a package for symbolic algebra: so a plain loss goes to the engine at once.
         """
-        if type(loss) is not Tensor or loss.dim() or loss.dtype != torch.float32 or not self._on_cpu:
+        if not is_plain(loss) or not self._on_cpu:
             (loss * weight).backward()  # type: ignore[no-untyped-call]
             return
+        Variable._execution_engine.run_backward(
+            (loss,), (self._scale(weight),), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
+
+    def _scale(self, weight: float) -> Tensor:
         scale = self._weights.get(weight)
         if scale is None:
             scale = self._weights[weight] = torch.tensor(weight, dtype=torch.float32)
-        Variable._execution_engine.run_backward(
-            (loss,), (scale,), False, False, (), allow_unreachable=True, accumulate_grad=True
-        )
+        return scale
 
     def _collect(self, absent: set[int]) -> Vector:
         """This batch's gradients, and how it changed the buffers, as one vector."""
-        vector = self._spare.pop() if self._spare else self._flat.blueprint.new_vector(self._device)
-        for part, parameters in zip(vector.parts, self._gradient_groups, strict=False):
-            # An unused parameter counts as zero in the sum; that it was unused is told beside it.
-            pieces = [
+        # An unused parameter counts as zero in the sum; that it was unused is told beside it.
+        vector = self._join(
+            [
                 torch.zeros(p.numel(), dtype=p.dtype, device=p.device)
                 if (gradient := p.grad) is None
                 else gradient.reshape(-1)
-                for p in parameters
+                for p in self._parameters
             ]
-            torch.cat(pieces, out=part)
+        )
         if absent:
             absent.difference_update(
                 [i for i, p in zip(self._trained, self._parameters, strict=True) if p.grad is not None]
@@ -170,7 +216,18 @@ class Trainer:
         self._buffers.differences(vector.parts[len(self._gradient_groups) :])
         return vector
 
+    def _join(self, gradients: list[Tensor]) -> Vector:
+        """The gradients of all parameters as one vector."""
+        vector = self._spare.pop() if self._spare else self._flat.blueprint.new_vector(self._device)
+        for part, group in zip(vector.parts, self._gradient_groups, strict=False):
+            torch.cat([gradients[i] for i in group], out=part)
+        return vector
 
+
+_CHANGED = (
+    "the loss is no longer the function of model and batch that it was: some batches since may be wrong. Use"
+    " --recording off, or keep what changes in a buffer"
+)
 _UNEXPECTED = (
     "buffer {} changed, which it did not do in the first batch; buffers that change must do so in every batch"
 )
