@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -234,9 +236,13 @@ def test_a_loss_that_changes_its_mind_later_is_told_and_not_believed() -> None:
     for _ in range(20):
         compute(trainer, batch_of(chance.randrange(1000)))
     factor = 2.0
-    with pytest.raises(BatchFailed, match=r"no longer the function.*--recording off"):
+
+    def go_on() -> None:
         for _ in range(20):
             compute(trainer, batch_of(chance.randrange(1000)))
+
+    with pytest.raises(BatchFailed, match=r"no longer the function.*--recording off"):
+        go_on()
     # From then on it is called again.
     plain = trainer_of(make(mlp(), loss=moody), recording="off")
     assert compute(trainer, batch_of(5)).vector.is_same(compute(plain, batch_of(5)).vector)
@@ -261,3 +267,12 @@ def test_a_batch_that_fails_while_it_is_watched_is_watched_again() -> None:
     plain = trainer_of(make(mlp()), recording="off")
     for number in range(10):
         assert compute(trainer, batch_of(number)).vector.is_same(compute(plain, batch_of(number)).vector)
+
+
+def test_watching_a_batch_does_not_load_torchs_compiler() -> None:
+    script = (
+        "import sys; from tests.learn import test_recorded as t; trainer = t.trainer_of(t.make(t.mlp()))\n"
+        "for i in range(9): t.compute(trainer, t.batch_of(i))\n"
+        "sys.exit('torch._dynamo' in sys.modules or 'sympy' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
+from w5xde.learn import lean
 from w5xde.learn.layout import FlatModel, Vector
 from w5xde.learn.quickstep import Stepper
 from w5xde.messages import MOVING, TRAINED
@@ -189,7 +190,7 @@ class Learner:
         if self._clip_norm is not None:
             self._clip(gradient, self._clip_norm)
         if self._is_large:
-            self.optimizer.step()  # nothing to gain there, and the stepper would keep the vector alive
+            lean.step(self.optimizer)  # nothing to gain there, and the stepper would keep the vector alive
         else:
             self._stepper.step(same_gradients=are_same)
         self.flat.gather()

@@ -18,6 +18,7 @@ from w5xde.learn.build import another, build_model, build_source, call
 from w5xde.learn.data import MapSource, Source
 from w5xde.learn.job import Job, describe
 from w5xde.learn.layout import FlatModel
+from w5xde.learn.lean import leave_the_compiler_out
 from w5xde.learn.learner import Learner
 from w5xde.learn.trial import refuse_unsavable, try_first_batch
 from w5xde.messages import Rules
@@ -66,6 +67,7 @@ def prepare(job: Job, settings: Settings) -> Prepared:
     trial = try_first_batch(job, another(job, module, settings.seed), source, settings)
     moving = layouts.moving_buffers(module, trial.changed)
     flat = FlatModel(module, layouts.describe(module, moving))
+    leave_the_compiler_out()
     optimizer = _build_optimizer(job, module)
     scheduler = _build_scheduler(job, optimizer)
 

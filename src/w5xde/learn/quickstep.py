@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from w5xde.learn import lean
+from w5xde.learn.lean import has_hooks
 
 _ADAMS = (Adam, AdamW)
 
@@ -29,7 +31,7 @@ class Stepper:
         if self._groups is None or not same_gradients or not self._is_still_known(self._groups):
             self._part_steps()
             # The first step makes the state, and tells the schedule that there was one.
-            self._optimizer.step()
+            lean.step(self._optimizer)
             self._groups = self._known()
             return
         with torch.no_grad():
@@ -65,7 +67,7 @@ class Stepper:
     def _known(self) -> list[dict[str, list[Tensor]]] | None:
         """The tensors that a step of this optimizer works on, or None if we do not know how it steps."""
         optimizer = self._optimizer
-        if type(optimizer) not in (SGD, *_ADAMS) or _has_hooks(optimizer):
+        if type(optimizer) not in (SGD, *_ADAMS) or has_hooks(optimizer):
             return None
         groups = []
         for group in optimizer.param_groups:
@@ -108,7 +110,7 @@ class Stepper:
     def _is_still_known(self, groups: list[dict[str, list[Tensor]]]) -> bool:
         """Whether nobody has given the optimizer another state or a hook."""
         optimizer = self._optimizer
-        if len(groups) != len(optimizer.param_groups) or _has_hooks(optimizer):
+        if len(groups) != len(optimizer.param_groups) or has_hooks(optimizer):
             return False
         for group, tensors in zip(optimizer.param_groups, groups, strict=True):
             if not isinstance(group["lr"], float):
@@ -121,12 +123,3 @@ class Stepper:
             if "steps" in tensors and optimizer.state[last].get("step") is not tensors["steps"][0]:
                 return False
         return True
-
-
-def _has_hooks(optimizer: Optimizer) -> bool:
-    return bool(
-        optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or _global_optimizer_pre_hooks
-        or _global_optimizer_post_hooks
-    )

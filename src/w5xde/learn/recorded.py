@@ -84,6 +84,11 @@ class _Call(NamedTuple):
 class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every kernel that is called, below autograd."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled here; skipping it would first import the compiler, for seconds, on every node.
+        return False
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []

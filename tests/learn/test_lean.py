@@ -1,0 +1,73 @@
+"""Torch's compiler is not loaded, and optimizers step as they do with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+from torch.optim.lr_scheduler import StepLR
+
+from w5xde.learn import lean
+
+OPTIMIZERS: dict[str, Any] = {
+    "SGD": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda p: optim.Adam(p, lr=0.01),
+    "AdamW": lambda p: optim.AdamW(p, lr=0.01),
+    "RMSprop": lambda p: optim.RMSprop(p, lr=0.01),
+    "Adagrad": lambda p: optim.Adagrad(p, lr=0.01),
+    "Adamax": lambda p: optim.Adamax(p, lr=0.01),
+    "NAdam": lambda p: optim.NAdam(p, lr=0.01),
+    "RAdam": lambda p: optim.RAdam(p, lr=0.01),
+    "Adadelta": optim.Adadelta,
+}
+
+
+def trained(make: Any, step: Any) -> tuple[bytes, dict[str, Any]]:
+    torch.manual_seed(1)
+    model = nn.Linear(4, 3)
+    optimizer = make(model.parameters())
+    for _ in range(8):
+        optimizer.zero_grad()
+        model(torch.randn(5, 4)).square().sum().backward()
+        step(optimizer)
+    weights = torch.cat([each.detach().reshape(-1) for each in model.parameters()])
+    return weights.numpy().tobytes(), optimizer.state_dict()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_lean_step_is_a_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = trained(OPTIMIZERS[name], lambda optimizer: optimizer.step())
+    monkeypatch.setattr(lean, "compiler_is_loaded", lambda: False)
+    weights, state = trained(OPTIMIZERS[name], lean.step)
+    assert weights == expected[0]
+    assert str(state) == str(expected[1])
+
+
+def test_hooks_are_called_and_a_schedule_is_content(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(lean, "compiler_is_loaded", lambda: False)
+    optimizer = optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
+    schedule = StepLR(optimizer, 1)
+    lean.step(optimizer)
+    schedule.step()
+    assert not [each for each in recwarn if "lr_scheduler" in str(each.message)]
+    called = []
+    optimizer.register_step_post_hook(lambda *_: called.append("after"))
+    lean.step(optimizer)
+    assert called == ["after"]
+
+
+def test_a_training_does_not_load_the_compiler(tmp_path: Path) -> None:
+    script = (
+        "import sys, w5xde; from tests.system.harness import JOBS\n"
+        "settings = dict(nodes=1, epochs=2, checkpoint_every='5steps')\n"
+        f"w5xde.train(f'{{JOBS}}:job', runs={str(tmp_path)!r}, **settings)\n"
+        "sys.exit('torch._dynamo' in sys.modules or 'sympy' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
