@@ -1,0 +1,131 @@
+"""A run's identity: the key and certificate by which nodes know their coordinator.
+
+    STATE/runs/0123456789abcdef.pem      key and certificate, in one file, so that there is never half of it
+
+Not in the run folder, which is copied, shared and published: what proves who we are must not travel with it.
+The same run has the same identity after a crash, so that its tickets go on to fit.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from w5xde.errors import StorageError
+from w5xde.runtime import private
+
+_RUN_ID = re.compile(r"[0-9a-f]{16}")
+# The pin says whom to trust, so dates must never say otherwise: neither on a computer whose clock begins in
+# 1970, nor after years. The end is the one that RFC 5280 reserves for "no date".
+_NOT_BEFORE = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_NOT_AFTER = dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC)
+
+
+def new_run_id() -> str:
+    return secrets.token_hex(8)
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """A coordinator's key and certificate."""
+
+    run_id: str
+    file: Path
+    # DER, and its sha256.
+    certificate: bytes
+    fingerprint: bytes
+    # Tickets of an earlier life do not fit it.
+    is_new: bool
+
+    @classmethod
+    def load_or_create(cls, run_id: str, state: Path | None = None) -> RunIdentity:
+        """The identity of this run, made if it has none; StorageError rather than another one."""
+        if not _RUN_ID.fullmatch(run_id):
+            raise StorageError(
+                f"{run_id!r} is not the id of a run", code="W5-413", fix="restore manifest.json"
+            )
+        folder = private.make_folder(state or private.state_folder(), "runs")
+        file = folder / f"{run_id}.pem"
+        # Two who come at once must not make two.
+        with private.locked(folder / "lock"):
+            try:
+                data, is_new = private.read(file), False
+            except FileNotFoundError:
+                data, is_new = _make(run_id), True
+                private.replace(file, data)
+        certificate = _read_certificate(data, run_id, file)
+        return cls(
+            run_id=run_id,
+            file=file,
+            certificate=certificate.public_bytes(serialization.Encoding.DER),
+            fingerprint=certificate.fingerprint(hashes.SHA256()),
+            is_new=is_new,
+        )
+
+
+def _make(run_id: str) -> bytes:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _common_name(run_id))])
+    only_to_sign = x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=False,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_NOT_BEFORE)
+        .not_valid_after(_NOT_AFTER)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(only_to_sign, critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ) + certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _common_name(run_id: str) -> str:
+    return f"w5xde run {run_id}"
+
+
+def _read_certificate(data: bytes, run_id: str, file: Path) -> x509.Certificate:
+    """The certificate, once it is sure that the key beside it is its own and that both are this run's."""
+    try:
+        key = serialization.load_pem_private_key(data, password=None)
+        certificate = x509.load_pem_x509_certificate(data)
+        name = certificate.subject.rfc4514_string()
+    except (ValueError, TypeError) as error:
+        # Not the library's own words: they might quote what they could not read.
+        raise _damaged(file, "it holds no key and certificate") from error
+    if key.public_key() != certificate.public_key():
+        raise _damaged(file, "its key and its certificate do not belong together")
+    if name != f"CN={_common_name(run_id)}":
+        raise _damaged(file, "it is another run's")
+    return certificate
+
+
+def _damaged(file: Path, what: str) -> StorageError:
+    return StorageError(
+        f"{file} is damaged: {what}",
+        code="W5-413",
+        fix="restore it from a copy; or remove it and hand out new tickets, since old ones fit no more",
+    )

@@ -1,0 +1,379 @@
+"""The register of a run: which tickets were handed out, and which nodes came by them.
+
+    runs/NAME/tickets.json      sealed, 0600; of every secret its sha256 alone: who reads it cannot join
+    runs/NAME/tickets.lock      held while somebody changes it
+
+Several processes use it: the coordinator decides by it, and `w5xde ticket` changes it meanwhile. It is
+replaced whole, so reading takes no lock; before each decision it is read again if it is not the file it was.
+Changing begins by reading under the lock. A damaged register is an error: begun anew, it would forget whom we
+let in and whom we banned.
+Knows no clock: callers pass `now`, in Unix seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from w5xde.errors import JoinError, StorageError, UsageError
+from w5xde.runtime import private
+from w5xde.runtime.credentials import CREDENTIAL_BYTES, NODE_ID_BYTES, Credential
+from w5xde.runtime.seal import Damaged, seal, unseal
+from w5xde.ticket import ID_BYTES, SECRET_BYTES, Secret, Ticket, expired_ago, no_longer_accepted
+
+NAME = "tickets.json"
+LOCK = "tickets.lock"
+FORMAT = 1
+LIFETIME_SECONDS = 24 * 3600.0
+USES = 100
+# The file is written whole at every join: with all of these it is a few megabytes.
+TICKETS_MAX = 1_000
+NODES_MAX = 20_000
+TEXT_CHARACTERS_MAX = 200
+# What an unknown id is compared with, so that it takes as long as a wrong secret; no secret has this hash.
+_NOBODY = bytes(32)
+
+Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Result = TypeVar("Result")
+Kind = Literal["unknown", "wrong secret", "expired", "revoked", "used up", "full", "banned"]
+State = Literal["good", "expired", "revoked", "used up"]
+
+
+class TicketRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A ticket that was handed out."""
+
+    id: Id
+    sha256: Digest
+    label: str
+    made_at: float
+    # 0: never.
+    expires_at: int
+    # How many nodes may come by it; 0: any number.
+    uses_max: int
+    uses: int = 0
+    revoked_at: float | None = None
+
+    def state(self, now: float) -> State:
+        if self.revoked_at is not None:
+            return "revoked"
+        if self.expires_at and now >= self.expires_at:
+            return "expired"
+        return "used up" if self.uses_max and self.uses >= self.uses_max else "good"
+
+
+class NodeRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node that came by a ticket, and may come back with the credential it got."""
+
+    id: Id
+    sha256: Digest
+    name: str
+    ticket: Id
+    joined_at: float
+    # Why it may not come back.
+    banned: str | None = None
+
+
+class Entrance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where nodes come in and how they know that it is us: what every ticket of the run says."""
+
+    addresses: tuple[tuple[str, int], ...]
+    # Hexadecimal; empty where nothing is pinned.
+    fingerprint: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")]
+    is_clear: bool = False
+    is_pki: bool = False
+
+
+class _Book(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: int = FORMAT
+    entrance: Entrance | None = None
+    tickets: dict[Id, TicketRow] = {}
+    nodes: dict[Id, NodeRow] = {}
+
+
+class Refused(JoinError):
+    """This node is not let in: in words for the node, and by kind for our own log.
+
+    An unknown id and a wrong secret are one to the node, which must not learn which ids there are.
+    """
+
+    def __init__(self, kind: Kind, what: str, *, code: str, fix: str = "") -> None:
+        super().__init__(what, code=code, fix=fix)
+        self.kind = kind
+
+
+class TicketRegister:
+    """The register in one run folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open a register that is there; `begin` makes one."""
+        self._folder = folder
+        self._file = folder / NAME
+        self._signature: tuple[int, int, int] | None = None
+        self._book = _Book()
+        self.refresh()
+
+    @classmethod
+    def begin(cls, folder: Path, entrance: Entrance) -> TicketRegister:
+        """For the coordinator: the register, made if there is none, and where nodes come in."""
+        with private.locked(folder / LOCK):
+            if not (folder / NAME).exists():
+                private.replace(folder / NAME, _encode(_Book()))
+        register = cls(folder)
+        register._change(lambda book: (msgspec.structs.replace(book, entrance=entrance), None))
+        return register
+
+    @property
+    def entrance(self) -> Entrance | None:
+        return self._book.entrance
+
+    # --- handing out and taking back ----------------------------------------------------------------
+
+    def new(
+        self,
+        now: float,
+        *,
+        lifetime_seconds: float | None = LIFETIME_SECONDS,
+        uses: int | None = USES,
+        label: str = "",
+    ) -> Ticket:
+        """A new ticket. This is the only moment at which its secret is known; None: without that limit."""
+        if (lifetime_seconds is not None and lifetime_seconds < 1) or (uses is not None and uses < 1):
+            raise UsageError(
+                "a ticket needs a lifetime and at least one use", code="W5-117", fix="ask for more"
+            )
+        ticket_id, secret = secrets.token_bytes(ID_BYTES), Secret(secrets.token_bytes(SECRET_BYTES))
+        row = TicketRow(
+            id=ticket_id.hex(),
+            sha256=secret.digest().hex(),
+            label=_shortened(label),
+            made_at=now,
+            expires_at=0 if lifetime_seconds is None else int(now + lifetime_seconds),
+            uses_max=uses or 0,
+        )
+
+        def add(book: _Book) -> tuple[_Book, Ticket]:
+            if book.entrance is None:
+                raise self._trouble("does not say where nodes come in", "start its coordinator first")
+            if len(book.tickets) >= TICKETS_MAX:
+                raise self._trouble(f"already has {TICKETS_MAX} tickets", "use one of them")
+            ticket = Ticket(
+                addresses=book.entrance.addresses,
+                fingerprint=bytes.fromhex(book.entrance.fingerprint),
+                id=ticket_id,
+                secret=secret,
+                expires_at=row.expires_at,
+                is_clear=book.entrance.is_clear,
+                is_pki=book.entrance.is_pki,
+            )
+            return msgspec.structs.replace(book, tickets={**book.tickets, row.id: row}), ticket
+
+        return self._change(add)
+
+    def tickets(self) -> list[TicketRow]:
+        """All that were handed out, oldest first."""
+        self.refresh()
+        return list(self._book.tickets.values())
+
+    def nodes(self) -> list[NodeRow]:
+        """All that came by a ticket, in the order in which they first came."""
+        self.refresh()
+        return list(self._book.nodes.values())
+
+    def revoke(self, ticket: str, now: float, *, turn_out: bool = False) -> tuple[TicketRow, list[NodeRow]]:
+        """Nobody else comes by this ticket (its id, or how it begins); `turn_out`: who did must go too."""
+
+        def change(book: _Book) -> tuple[_Book, tuple[TicketRow, list[NodeRow]]]:
+            row = self._find_ticket(book, ticket)
+            if row.revoked_at is None:
+                row = msgspec.structs.replace(row, revoked_at=now)
+            book = msgspec.structs.replace(book, tickets={**book.tickets, row.id: row})
+            if not turn_out:
+                return book, (row, [])
+            came = [node for node in book.nodes.values() if node.ticket == row.id and node.banned is None]
+            return _banned(book, came, "its ticket was revoked"), (row, came)
+
+        return self._change(change)
+
+    def ban(self, node: str, reason: str) -> list[NodeRow]:
+        """Keep out a node by its id, or every node of that name; returns whom it concerns.
+
+        Who still has a valid ticket can come again as somebody new: revoke that too.
+        """
+
+        def change(book: _Book) -> tuple[_Book, list[NodeRow]]:
+            found = [row for row in book.nodes.values() if node and node in (row.id, row.name)]
+            if not found:
+                raise self._trouble(f"knows no node {node!r}", "see  w5xde ticket list RUN", "W5-118")
+            book = _banned(book, found, _shortened(reason) or "banned")
+            return book, [book.nodes[row.id] for row in found]
+
+        return self._change(change)
+
+    def _find_ticket(self, book: _Book, begin: str) -> TicketRow:
+        found = [row for row in book.tickets.values() if begin and row.id.startswith(begin.lower())]
+        if len(found) != 1:
+            count = "no ticket" if not found else f"{len(found)} tickets"
+            raise self._trouble(f"has {count} {begin!r}", "see  w5xde ticket list RUN", "W5-118")
+        return found[0]
+
+    # --- letting in ---------------------------------------------------------------------------------
+
+    def admit_ticket(self, ticket_id: bytes, secret: bytes, now: float, *, name: str = "") -> Credential:
+        """Let a new node in by its ticket: its credential, which is known to it alone. Refused otherwise."""
+        self.refresh()
+        # First without the lock: strangers cannot make us wait for it.
+        _check_ticket(self._book, ticket_id, secret, now)
+        credential = Credential(
+            secrets.token_bytes(NODE_ID_BYTES), Secret(secrets.token_bytes(CREDENTIAL_BYTES))
+        )
+
+        def add(book: _Book) -> tuple[_Book, None]:
+            row = _check_ticket(book, ticket_id, secret, now)
+            if len(book.nodes) >= NODES_MAX:
+                raise Refused(
+                    "full", f"this run has had {NODES_MAX} nodes, and takes no new ones", code="W5-105"
+                )
+            node = NodeRow(
+                id=credential.node_id.hex(),
+                sha256=credential.secret.digest().hex(),
+                name=_shortened(name),
+                ticket=row.id,
+                joined_at=now,
+            )
+            used = msgspec.structs.replace(row, uses=row.uses + 1)
+            return (
+                msgspec.structs.replace(
+                    book, tickets={**book.tickets, used.id: used}, nodes={**book.nodes, node.id: node}
+                ),
+                None,
+            )
+
+        self._change(add)
+        return credential
+
+    def admit_node(self, node_id: bytes, secret: bytes) -> NodeRow:
+        """Let a node come back with its credential. Refused otherwise."""
+        self.refresh()
+        row = self._book.nodes.get(node_id.hex())
+        if not _is_right(secret, row.sha256 if row else None) or row is None:
+            raise Refused(
+                "wrong secret" if row else "unknown",
+                "the coordinator does not know this node",
+                code="W5-113",
+                fix="join with a ticket",
+            )
+        if row.banned is not None:
+            raise Refused("banned", f"this node is banned from the run: {row.banned}", code="W5-114")
+        return row
+
+    def ban_of(self, node_id: bytes) -> str | None:
+        """Why a node may not stay, as far as we have read; after `refresh`, for nodes that are here."""
+        row = self._book.nodes.get(node_id.hex())
+        return row.banned if row is not None else None
+
+    # --- the file -----------------------------------------------------------------------------------
+
+    def refresh(self) -> bool:
+        """Read the register again if it is not the file we know; returns whether it was not."""
+        try:
+            found = self._file.stat()
+        except FileNotFoundError:
+            raise self._missing() from None
+        except OSError as error:
+            raise self._trouble(f"cannot be read: {error.strerror}", "mend its folder") from error
+        signature = (found.st_mtime_ns, found.st_ino, found.st_size)
+        if signature == self._signature:
+            return False
+        self._read()
+        # Of before we read: if it was replaced between the two, we read it once more next time.
+        self._signature = signature
+        return True
+
+    def _read(self) -> None:
+        try:
+            self._book = _decode(private.read(self._file))
+        except FileNotFoundError:
+            raise self._missing() from None
+        except Damaged as damage:
+            raise self._trouble(
+                f"has a damaged register of tickets: {damage}",
+                f"restore {NAME} from a copy; without it nobody knows who was let in, and who was banned",
+            ) from None
+
+    def _change(self, change: Callable[[_Book], tuple[_Book, Result]]) -> Result:
+        with private.locked(self._folder / LOCK):
+            # Whatever the file's times say: what we write must follow from what is there.
+            self._read()
+            book, result = change(self._book)
+            private.replace(self._file, _encode(book))
+            self.refresh()
+        return result
+
+    def _missing(self) -> StorageError:
+        if self._signature is None:
+            return self._trouble("has no register of tickets", "start its coordinator first")
+        return self._trouble("has lost its register of tickets", f"restore {NAME} from a copy")
+
+    def _trouble(self, what: str, fix: str, code: str = "W5-414") -> StorageError:
+        return StorageError(f"run {self._folder.name} {what}", code=code, fix=fix)
+
+
+def _check_ticket(book: _Book, ticket_id: bytes, secret: bytes, now: float) -> TicketRow:
+    row = book.tickets.get(ticket_id.hex())
+    # What became of a ticket is told only to who has it.
+    if not _is_right(secret, row.sha256 if row else None) or row is None:
+        raise Refused(
+            "wrong secret" if row else "unknown",
+            "the coordinator does not know this ticket",
+            code="W5-113",
+            fix="get a new one from who runs the coordinator; this one may be of another run",
+        )
+    state = row.state(now)
+    if state == "good":
+        return row
+    reason = {
+        "expired": expired_ago(row.expires_at, now),
+        "revoked": "it was revoked",
+        "used up": f"used up after {'1 use' if row.uses == 1 else f'{row.uses} uses'}",
+    }[state]
+    said = no_longer_accepted(reason)
+    raise Refused(state, said.what, code=said.code, fix=said.fix)
+
+
+def _is_right(secret: bytes, sha256: str | None) -> bool:
+    """The same work whether the id is known or not."""
+    known = bytes.fromhex(sha256) if sha256 is not None else _NOBODY
+    return hmac.compare_digest(hashlib.sha256(secret).digest(), known)
+
+
+def _banned(book: _Book, rows: Iterable[NodeRow], reason: str) -> _Book:
+    changed = {row.id: msgspec.structs.replace(row, banned=reason) for row in rows}
+    return msgspec.structs.replace(book, nodes={**book.nodes, **changed})
+
+
+def _shortened(text: str) -> str:
+    return text[:TEXT_CHARACTERS_MAX]
+
+
+def _encode(book: _Book) -> bytes:
+    return seal(msgspec.json.encode(book))[0] + b"\n"
+
+
+def _decode(data: bytes) -> _Book:
+    if not data.endswith(b"\n"):
+        raise Damaged("it is cut short")
+    content, _ = unseal(data[:-1])
+    try:
+        book = msgspec.json.decode(content, type=_Book)
+    except (msgspec.DecodeError, RecursionError):
+        raise Damaged("it makes no sense") from None
+    if book.format != FORMAT:
+        raise Damaged(f"its format is {book.format}; this w5xde reads {FORMAT}")
+    return book
