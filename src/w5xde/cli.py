@@ -23,6 +23,7 @@ import w5xde
 from w5xde.config import COMMAND_DEFAULTS, COMMAND_SETTINGS, Settings, field_types, resolve
 from w5xde.errors import UsageError, W5xdeError
 from w5xde.runs import find_run, read_manifest
+from w5xde.words import to_json
 
 INTERRUPTED = 130
 # An audit found that the promise did not hold.
@@ -232,8 +233,6 @@ def _run(arguments: list[str]) -> int:
     places = {key: given.pop(key) for key in _PLACES if key in given}
     settings = resolve(command, given, environment=os.environ, folder=Path.cwd())
     with results_to(settings.json) as out:
-        from w5xde.runtime.recorder import to_json
-
         summary = _PERFORM[command](settings, **places)
         if settings.json:
             print(to_json(summary), file=out, flush=True)

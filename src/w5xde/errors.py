@@ -16,6 +16,8 @@ A node that dies is not an exception but an event, and a lease that is overdue i
 
 from __future__ import annotations
 
+from w5xde.words import harmless
+
 
 class W5xdeError(Exception):
     """An error a person can act on: what happened, why, and what to do about it."""
@@ -36,7 +38,7 @@ class W5xdeError(Exception):
             parts.append(f"  why: {self.why}")
         if self.fix:
             parts.append(f"  fix: {self.fix}")
-        return parts
+        return [harmless(part) for part in parts]
 
 
 class UserError(W5xdeError):

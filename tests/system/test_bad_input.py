@@ -125,6 +125,12 @@ def hello(**changes: object) -> bytes:
     return encode(msgspec.structs.replace(Hello(protocol=1, package="0", name="stranger"), **changes))
 
 
+def raw_hello(**fields: object) -> bytes:
+    """A greeting as somebody writes it who does not use our messages."""
+    meta = msgspec.msgpack.encode({"type": "hello", "protocol": 1, "package": "0", **fields})
+    return struct.pack("<2sBBIQ", b"W5", 1, 0, len(meta), 0) + meta
+
+
 STRANGERS: dict[str, bytes] = {
     "garbage": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 20,
     "a frame too long": struct.pack("<2sBBIQ", b"W5", 1, 0, 10, 2**40) + b"x" * 100,
@@ -133,6 +139,8 @@ STRANGERS: dict[str, bytes] = {
     "another protocol": hello(protocol=99),
     "another run": hello(run="tuesday"),
     "a greeting twice": hello() + hello(),
+    "words that a terminal obeys": raw_hello(name="rude", run="\x1b[2J\u202e\x9b31mrudely"),
+    "a name that a terminal obeys": raw_hello(name="\x1b[2J"),
     "nothing": b"",
 }
 
@@ -151,7 +159,7 @@ def test_strangers_are_sent_away_and_the_pool_goes_on(tmp_path: Path) -> None:
         return action
 
     actions = {2 + i: knock(words) for i, words in enumerate(STRANGERS.values())}
-    result = w5xde.train(f"{JOBS}:slow", nodes=2, steps=16, runs=str(tmp_path), callbacks=[AtStep(actions)])
+    result = w5xde.train(f"{JOBS}:slow", nodes=2, steps=18, runs=str(tmp_path), callbacks=[AtStep(actions)])
     for name, knocking in zip(STRANGERS, sockets, strict=True):
         knocking.settimeout(5)
         try:
@@ -159,13 +167,15 @@ def test_strangers_are_sent_away_and_the_pool_goes_on(tmp_path: Path) -> None:
         except ConnectionResetError:
             answers[name] = b""
         knocking.close()
-    assert result.summary["steps"] == 16
+    assert result.summary["steps"] == 18
     assert len(answers) == len(STRANGERS)
     assert b"speaks protocol 99" in answers["another protocol"]
     assert b"not tuesday" in answers["another run"]
     told = str(events(result.folder))
     assert "this is not a w5xde connection" in told
     assert "stranger" in told
+    assert "not rudely" in told
+    assert not {"\x1b", "\x9b", "\u202e"} & set(told)
 
 
 def test_a_node_with_another_model_is_refused_by_the_first_difference(tmp_path: Path) -> None:
