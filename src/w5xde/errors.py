@@ -16,6 +16,7 @@ A node that dies is not an exception but an event, and a lease that is overdue i
 
 from __future__ import annotations
 
+from w5xde.explanations import EXPLANATIONS
 from w5xde.words import harmless
 
 
@@ -38,6 +39,9 @@ class W5xdeError(Exception):
             parts.append(f"  why: {self.why}")
         if self.fix:
             parts.append(f"  fix: {self.fix}")
+        # A coordinator that is newer than we are may have refused us with a code that is not known here.
+        if self.code in EXPLANATIONS:
+            parts.append(f"  more: w5xde explain {self.code}")
         return [harmless(part) for part in parts]
 
 

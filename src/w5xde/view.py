@@ -8,11 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shlex
-import socket
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
-import psutil
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -23,6 +21,7 @@ from rich.text import Text
 import w5xde
 from w5xde.api import Result, Watcher
 from w5xde.config import Settings
+from w5xde.runtime.machine import own_addresses
 from w5xde.words import harmless
 
 if TYPE_CHECKING:
@@ -356,19 +355,8 @@ def _word(text: str) -> Text:
 def join_lines(address: str, job: str) -> list[str]:
     """The exact line to join, for each address by which this machine can be reached."""
     host, _, port = address.rpartition(":")
-    hosts = _own_addresses() if host in ("0.0.0.0", "::") else [host]
+    hosts = own_addresses() if host in ("0.0.0.0", "::") else [host]
     return [f"w5xde join {f'[{h}]' if ':' in h else h}:{port} {shlex.quote(job)}" for h in hosts]
-
-
-def _own_addresses() -> list[str]:
-    found = [
-        address.address
-        for name, addresses in psutil.net_if_addrs().items()
-        for address in addresses
-        # Bridges of containers are reachable from this machine only.
-        if address.family == socket.AF_INET and not name.startswith(("lo", "docker", "br-", "veth"))
-    ]
-    return found or ["127.0.0.1"]
 
 
 def _reach(host: str) -> str:
