@@ -1,4 +1,4 @@
-"""The command: `w5xde train`, `serve`, `join`, `demo`, `audit`, `export` and `bench`.
+"""The command: `w5xde train`, `serve`, `join`, `demo`, `audit`, `export`, `explain`, `doctor` and `bench`.
 
 Flags are made from the settings' schema. Nothing here imports torch before a command needs it, so that
 help and mistakes are told at once.
@@ -23,12 +23,13 @@ import w5xde
 from w5xde.config import COMMAND_DEFAULTS, COMMAND_SETTINGS, Settings, field_types, resolve
 from w5xde.errors import UsageError, W5xdeError
 from w5xde.runs import find_run, read_manifest
+from w5xde.words import to_json
 
 INTERRUPTED = 130
-# An audit found that the promise did not hold.
+# An audit found that the promise did not hold, or the doctor that something does not work.
 NOT_CLEAN = 1
 # What a command is given besides settings.
-_PLACES = ("address", "job", "run", "to", "out", "chaos")
+_PLACES = ("address", "job", "run", "to", "out", "chaos", "error", "target")
 
 _ABOUT = """Train one PyTorch model on every machine you have."""
 
@@ -39,6 +40,8 @@ _OVERVIEW = """examples:
   w5xde join 192.168.1.20:5555 train.py           help a run from another machine
   w5xde train --resume latest                     go on with a run that was stopped or killed
   w5xde audit latest                              count again: did every sample count exactly once?
+  w5xde explain W5-103                            more about an error
+  w5xde doctor                                    what works on this machine, and how fast
 
 settings: flag, then W5XDE_* (W5XDE_BATCH_SIZE=64), then w5xde.toml (batch-size = 64), then default.
   w5xde COMMAND --help lists them."""
@@ -91,6 +94,21 @@ exit code 0 only if the promise held""",
   w5xde export latest --to safetensors
   w5xde export tuesday --to pt --out model.pt     read it with torch.load(..., weights_only=True)""",
     ),
+    "explain": (
+        "say more about an error: why it happens, what to do, an example",
+        """examples:
+  w5xde explain W5-103
+  w5xde explain 103 --json
+  w5xde explain                                   list all of them""",
+    ),
+    "doctor": (
+        "look at this machine, and at the way to a coordinator: what works, what does not, how fast",
+        """examples:
+  w5xde doctor
+  w5xde doctor 192.168.1.20:5555                  and whether that coordinator can be reached
+  w5xde doctor --runs /data/runs --json
+exit code 1 if there is an error; a warning alone costs speed or comfort""",
+    ),
 }
 
 
@@ -132,6 +150,12 @@ def _build_parser() -> Parser:
             command.add_argument("run", metavar="RUN", help="name of a run, its folder, or latest")
         elif name == "join":
             command.add_argument("job", metavar="JOB", help=_JOB_HELP)
+        elif name == "explain":
+            command.add_argument(
+                "error", metavar="CODE", nargs="?", help="the code of an error: W5-103 or 103"
+            )
+        elif name == "doctor":
+            command.add_argument("target", metavar="HOST:PORT", nargs="?", help="a coordinator to look for")
         elif name != "demo":
             text = f"{_JOB_HELP}; with --resume the run's own if left out"
             command.add_argument("job", metavar="JOB", nargs="?", help=text)
@@ -230,14 +254,17 @@ def _run(arguments: list[str]) -> int:
     given = vars(_build_parser().parse_args(arguments))
     command = given.pop("command")
     places = {key: given.pop(key) for key in _PLACES if key in given}
-    settings = resolve(command, given, environment=os.environ, folder=Path.cwd())
+    if command == "explain":
+        # Whoever asks what an error means may have it in w5xde.toml or the environment.
+        settings = resolve(command, given)
+    else:
+        settings = resolve(command, given, environment=os.environ, folder=Path.cwd())
     with results_to(settings.json) as out:
-        from w5xde.runtime.recorder import to_json
-
         summary = _PERFORM[command](settings, **places)
         if settings.json:
             print(to_json(summary), file=out, flush=True)
-    return 0 if summary.get("clean", True) else NOT_CLEAN
+    is_well = summary.get("clean", True) and summary.get("healthy", True)
+    return 0 if is_well else NOT_CLEAN
 
 
 @contextlib.contextmanager
@@ -332,6 +359,19 @@ def _export(settings: Settings, run: str, to: str, out: str | None) -> dict[str,
     return written
 
 
+def _explain(settings: Settings, error: str | None) -> dict[str, Any]:
+    from w5xde.explain import run_explain
+
+    return run_explain(settings, error)
+
+
+def _doctor(settings: Settings, target: str | None) -> dict[str, Any]:
+    _quiet(settings)
+    from w5xde.doctor import run_doctor
+
+    return run_doctor(settings, target)
+
+
 _PERFORM: dict[str, Callable[..., dict[str, Any]]] = {
     "train": _coordinate,
     "serve": _coordinate,
@@ -339,4 +379,6 @@ _PERFORM: dict[str, Callable[..., dict[str, Any]]] = {
     "demo": _demo,
     "audit": _audit,
     "export": _export,
+    "explain": _explain,
+    "doctor": _doctor,
 }

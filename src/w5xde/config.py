@@ -226,6 +226,8 @@ COMMAND_SETTINGS: dict[str, list[str]] = {
     "demo": ["nodes", "name", "runs", *_SHOWING],
     "audit": ["runs", "json"],
     "export": ["runs", "json"],
+    "explain": ["json"],
+    "doctor": ["host", "port", "runs", "device", "json"],
 }
 # What a run keeps for life: with another of these it would be another run.
 FIXED_SETTINGS = [
@@ -247,6 +249,8 @@ COMMAND_DEFAULTS: dict[str, dict[str, Any]] = {
     "demo": {"nodes": 3},
     "audit": {},
     "export": {},
+    "explain": {},
+    "doctor": {"port": 5555},
 }
 
 

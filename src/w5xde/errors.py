@@ -16,6 +16,9 @@ A node that dies is not an exception but an event, and a lease that is overdue i
 
 from __future__ import annotations
 
+from w5xde.explanations import EXPLANATIONS
+from w5xde.words import harmless
+
 
 class W5xdeError(Exception):
     """An error a person can act on: what happened, why, and what to do about it."""
@@ -36,7 +39,10 @@ class W5xdeError(Exception):
             parts.append(f"  why: {self.why}")
         if self.fix:
             parts.append(f"  fix: {self.fix}")
-        return parts
+        # A coordinator that is newer than we are may have refused us with a code that is not known here.
+        if self.code in EXPLANATIONS:
+            parts.append(f"  more: w5xde explain {self.code}")
+        return [harmless(part) for part in parts]
 
 
 class UserError(W5xdeError):

@@ -13,6 +13,8 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
+from w5xde.words import harmless
+
 PROTOCOL_VERSION = 1
 
 # Names are shown in terminals and logs, so they hold nothing that could be read as markup or a path.
@@ -28,6 +30,16 @@ Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
 
 class Frozen(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What all messages have in common: they never change, have no unknown field, and omit what is usual."""
+
+
+class Spoken(Frozen, frozen=True):
+    """A message whose words are shown to people: they are harmless as soon as it is made or has arrived."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            said = getattr(self, name)
+            if isinstance(said, str):
+                msgspec.structs.force_setattr(self, name, harmless(said))
 
 
 # --- a batch, described -------------------------------------------------------------------------
@@ -105,7 +117,7 @@ class Layout(Frozen, frozen=True):
 # --- greeting -----------------------------------------------------------------------------------
 
 
-class Hello(Frozen, frozen=True, tag="hello"):
+class Hello(Spoken, frozen=True, tag="hello"):
     """Node: who I am. The first message of every connection."""
 
     protocol: int
@@ -139,7 +151,7 @@ class Rules(Frozen, frozen=True):
     data_digest: Label = ""
 
 
-class Welcome(Frozen, frozen=True, tag="welcome"):
+class Welcome(Spoken, frozen=True, tag="welcome"):
     """Coordinator: you may take part, and this is the model your own must match."""
 
     run: Label
@@ -155,7 +167,7 @@ class Ready(Frozen, frozen=True, tag="ready"):
     layout_digest: Label
 
 
-class Refuse(Frozen, frozen=True, tag="refuse"):
+class Refuse(Spoken, frozen=True, tag="refuse"):
     """Coordinator: no, and why. The connection closes."""
 
     code: Label
@@ -212,6 +224,11 @@ class Answer(Frozen, frozen=True, array_like=True):
     codec: Label = "none"
     body_bytes: Count = 0
 
+    def __post_init__(self) -> None:
+        # There is one for every lease, and hardly any failed.
+        if self.failure:
+            msgspec.structs.force_setattr(self, "failure", harmless(self.failure))
+
 
 class Update(Frozen, frozen=True, tag="update"):
     """Node: the answers to one Work, and where its time went since the last one."""
@@ -234,7 +251,7 @@ class Cancel(Frozen, frozen=True, tag="cancel"):
     leases: list[Count]
 
 
-class Rejected(Frozen, frozen=True, tag="rejected"):
+class Rejected(Spoken, frozen=True, tag="rejected"):
     """Coordinator: this answer changed nothing, and why."""
 
     lease: Count
@@ -245,13 +262,13 @@ class Beat(Frozen, frozen=True, tag="beat"):
     """Either: I am here. Any other message says so too."""
 
 
-class Leave(Frozen, frozen=True, tag="leave"):
+class Leave(Spoken, frozen=True, tag="leave"):
     """Node: I go. A reason other than politeness is shown to the user."""
 
     reason: Text = ""
 
 
-class Bye(Frozen, frozen=True, tag="bye"):
+class Bye(Spoken, frozen=True, tag="bye"):
     """Coordinator: the run is over, or you are not welcome any more."""
 
     reason: Text

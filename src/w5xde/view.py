@@ -8,11 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shlex
-import socket
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
-import psutil
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -23,6 +21,8 @@ from rich.text import Text
 import w5xde
 from w5xde.api import Result, Watcher
 from w5xde.config import Settings
+from w5xde.runtime.machine import own_addresses
+from w5xde.words import harmless
 
 if TYPE_CHECKING:
     from w5xde.runtime.auditing import Report
@@ -124,7 +124,12 @@ class View(Watcher):
             parts.append(Text(self._waiting_text(), style="yellow"))
         for kind, text in self._events_after(0.0)[-EVENTS_SHOWN:]:
             parts.append(
-                Text(f"  {text}", style=_EVENT_STYLES.get(kind, "dim"), overflow="ellipsis", no_wrap=True)
+                Text(
+                    f"  {harmless(text)}",
+                    style=_EVENT_STYLES.get(kind, "dim"),
+                    overflow="ellipsis",
+                    no_wrap=True,
+                )
             )
         return Group(*parts)
 
@@ -207,7 +212,7 @@ class View(Watcher):
         for name, part in sorted(found.nodes.items(), key=lambda each: -each[1].batches):
             share = f"{part.batches / max(1, found.batches):.0%}"
             table.add_row(
-                name, f"{part.batches:,}", f"{part.samples:,}", share, f"{part.leases:,}",
+                _word(name), f"{part.batches:,}", f"{part.samples:,}", share, f"{part.leases:,}",
                 f"{part.refused:,}", f"{part.expired:,}",
             )  # fmt: skip
         self._console.print(table)
@@ -273,7 +278,8 @@ class View(Watcher):
         if self._is_silent:
             return
         try:
-            self._console.print(text, markup=markup, emoji=False)
+            shown = "\n".join(harmless(line) for line in text.split("\n"))
+            self._console.print(shown, markup=markup, emoji=False)
         except (OSError, ValueError, SystemExit):
             # Nobody reads any more (a closed pipe, a closed terminal): training goes on unseen.
             self._is_silent = True
@@ -332,30 +338,25 @@ def _node_table(status: RunStatus) -> Table:
         loss = f"{node.loss:.4f}" if node.loss is not None else "-"
         style = "dim" if node.state == "gone" else ""
         table.add_row(
-            node.name, node.device, node.state, f"{node.batches_per_second:,.1f}", f"{node.share:.0%}", loss,
-            f"{node.waiting:.0%}", f"{_bytes(node.network_per_second)}/s", style=style,
+            _word(node.name), _word(node.device), node.state, f"{node.batches_per_second:,.1f}",
+            f"{node.share:.0%}", loss, f"{node.waiting:.0%}", f"{_bytes(node.network_per_second)}/s",
+            style=style,
         )  # fmt: skip
     if len(rows) > NODES_SHOWN:
         table.add_row(f"… {len(rows) - NODES_SHOWN} more", *[""] * 7)
     return table
 
 
+def _word(text: str) -> Text:
+    """Somebody else's word in a table, where a plain string would be read for markup."""
+    return Text(harmless(str(text)))
+
+
 def join_lines(address: str, job: str) -> list[str]:
     """The exact line to join, for each address by which this machine can be reached."""
     host, _, port = address.rpartition(":")
-    hosts = _own_addresses() if host in ("0.0.0.0", "::") else [host]
+    hosts = own_addresses() if host in ("0.0.0.0", "::") else [host]
     return [f"w5xde join {f'[{h}]' if ':' in h else h}:{port} {shlex.quote(job)}" for h in hosts]
-
-
-def _own_addresses() -> list[str]:
-    found = [
-        address.address
-        for name, addresses in psutil.net_if_addrs().items()
-        for address in addresses
-        # Bridges of containers are reachable from this machine only.
-        if address.family == socket.AF_INET and not name.startswith(("lo", "docker", "br-", "veth"))
-    ]
-    return found or ["127.0.0.1"]
 
 
 def _reach(host: str) -> str:

@@ -111,15 +111,25 @@ def test_nothing_is_accepted_after_an_error(nonsense):
 def test_an_error_is_one_line_with_a_code(nonsense):
     with pytest.raises(RemoteProtocolError) as caught:
         feed(Decoder(ROOMY), nonsense)
-    [line] = caught.value.lines()
+    line, more = caught.value.lines()
     assert line.startswith("error[W5-1")
+    assert more == f"  more: w5xde explain {caught.value.code}"
     assert "\n" not in line
     assert len(line) < 500
 
 
 def test_frames_of_another_version_are_told_by_number():
-    with pytest.raises(RemoteProtocolError, match="version 2, flags 0; we read version 1"):
+    with pytest.raises(RemoteProtocolError, match="version 2, flags 0; we read version 1") as caught:
         feed(Decoder(ROOMY), NONSENSE["a newer version"])
+    assert caught.value.code == "W5-107"
+
+
+def test_nonsense_and_too_much_are_told_apart():
+    with pytest.raises(RemoteProtocolError, match="makes no sense") as nonsense:
+        feed(Decoder(ROOMY), NONSENSE["an unknown tag"])
+    with pytest.raises(RemoteProtocolError, match="are accepted now") as too_much:
+        feed(Decoder(GREETING_LIMITS), head(10**6))
+    assert (nonsense.value.code, too_much.value.code) == ("W5-120", "W5-121")
 
 
 def test_a_batch_nested_as_deep_as_anybody_needs_is_read():

@@ -10,8 +10,9 @@ import pytest
 
 from w5xde.config import Settings
 from w5xde.errors import StorageError
-from w5xde.runtime.recorder import Recorder, to_json
+from w5xde.runtime.recorder import Recorder
 from w5xde.view import View, _clock, join_lines
+from w5xde.words import to_json
 
 
 class FullDisk(io.StringIO):

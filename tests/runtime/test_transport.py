@@ -128,10 +128,11 @@ def test_a_peer_that_breaks_the_table_is_parted_with() -> None:
 @pytest.mark.parametrize("host", ["a..b", "no-such-host.invalid"])
 def test_a_host_that_cannot_be_is_told_by_both_sides(host: str) -> None:
     async def story() -> None:
-        with pytest.raises(JoinError, match=f"nothing answers at {host}:5"):
+        with pytest.raises(JoinError, match=f"nothing answers at {host}:5") as unknown:
             await dial(lambda: Ears(NODE).connection, host, 5)
-        with pytest.raises(UsageError, match=f"cannot listen on {host}"):
+        with pytest.raises(UsageError, match=f"cannot listen on {host}") as nowhere:
             await listen(lambda: Ears(COORDINATOR).connection, host, 0)
+        assert (unknown.value.code, nowhere.value.code) == ("W5-103", "W5-110")
 
     asyncio.run(story())
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,40 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@contextmanager
+def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Something that listens, and does this with each connection until the test is over."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection, suppress(OSError):
+                        answer(connection)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@contextmanager
+def full_backlog() -> Iterator[str]:
+    """A port that answers nobody: as many wait to be accepted as may, so the system drops the next."""
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        place = server.getsockname()
+        for _ in range(8):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(place)
+        yield f"127.0.0.1:{place[1]}"
 
 
 def pid_of(run: RunStatus, name: str) -> int:

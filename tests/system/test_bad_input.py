@@ -16,6 +16,7 @@ import pytest
 import w5xde
 from tests.system.harness import JOBS, AtStep, command, events, free_port, pid_of
 from w5xde.cli import main
+from w5xde.errors import JobError
 from w5xde.messages import Hello
 from w5xde.protocol.wire import encode
 from w5xde.runtime.auditing import audit_run
@@ -38,21 +39,29 @@ def make(**changes):
 """
 
 CASES = {
-    "no job": ("", 20, "there is no Job in"),
-    "several jobs": ("a = make(); b = make()", 20, "has 2 jobs: a, b"),
-    "syntax error": ("job = make(", 20, "SyntaxError"),
-    "raises on import": ("raise ValueError('oops')", 20, "ValueError: oops (job.py, line"),
-    "empty data": ("job = make(data=lambda: TensorDataset(torch.empty(0, 4)))", 20, "the data set is empty"),
-    "unsendable": ("job = make(data=lambda: [object()] * 9)", 20, "holds a object, which cannot be sent"),
-    "ragged": ("job = make(data=lambda: [torch.zeros(i + 1) for i in range(9)])", 20, "has shape ("),
-    "loss not a scalar": ("job = make(loss=lambda m, b: m(b[0]))", 20, "not one number"),
-    "loss not finite": ("job = make(loss=lambda m, b: m(b[0]).sum() / 0)", 20, "on the first batch"),
+    "no job": ("", "W5-206", "there is no Job in"),
+    "several jobs": ("a = make(); b = make()", "W5-207", "has 2 jobs: a, b"),
+    "syntax error": ("job = make(", "W5-208", "SyntaxError"),
+    "raises on import": ("raise ValueError('oops')", "W5-208", "ValueError: oops (job.py, line"),
+    "empty data": (
+        "job = make(data=lambda: TensorDataset(torch.empty(0, 4)))",
+        "W5-204",
+        "the data set is empty",
+    ),
+    "unsendable": (
+        "job = make(data=lambda: [object()] * 9)",
+        "W5-203",
+        "holds a object, which cannot be sent",
+    ),
+    "ragged": ("job = make(data=lambda: [torch.zeros(i + 1) for i in range(9)])", "W5-204", "has shape ("),
+    "loss not a scalar": ("job = make(loss=lambda m, b: m(b[0]))", "W5-205", "not one number"),
+    "loss not finite": ("job = make(loss=lambda m, b: m(b[0]).sum() / 0)", "W5-205", "on the first batch"),
     "wrong labels": (
         "job = make(loss=lambda m, b: cross_entropy(m(b[0]), b[1].float()))",
-        20,
+        "W5-205",
         "class numbers must be integers",
     ),
-    "model is no module": ("job = make(model=lambda: 3)", 20, "model() returned a int"),
+    "model is no module": ("job = make(model=lambda: 3)", "W5-202", "model() returned a int"),
 }
 
 
@@ -60,36 +69,48 @@ CASES = {
 def test_a_job_that_cannot_be_trained_is_refused_in_the_users_words(
     case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, status, words = CASES[case]
+    source, code, words = CASES[case]
     monkeypatch.chdir(tmp_path)
     Path("job.py").write_text(PREAMBLE + source)
-    assert main(["train", "job.py", "--nodes", "1"]) == status
+    assert main(["train", "job.py", "--nodes", "1"]) == JobError.exit_code
     told = capsys.readouterr().err
     assert words in told
-    assert told.startswith("error[W5-")
+    assert told.startswith(f"error[{code}]: ")
+    assert told.endswith(f"\n  more: w5xde explain {code}\n")
     assert "Traceback" not in told
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "words"),
+    ("arguments", "status", "code", "words"),
     [
-        (["train", "nowhere.py"], 20, "there is no job file nowhere.py"),
-        (["train", "no.such.module:job"], 20, "neither a file nor a module"),
-        (["train", f"{JOBS}:jbo"], 20, "did you mean"),
-        (["train", JOBS], 20, "name one"),
-        (["train", f"{JOBS}:job", "--batchsize", "3"], 2, "Did you mean --batch-size?"),
-        (["train", f"{JOBS}:job", "--batch-size", "0"], 2, "for batch-size"),
-        (["train", f"{JOBS}:job", "--mode", "semi"], 2, "for mode"),
-        (["train", f"{JOBS}:job", "--name", "../up"], 2, "must be letters"),
-        (["train", f"{JOBS}:job", "--device", "cuda"], 2, "--device auto"),
-        (["train", f"{JOBS}:counting_stream", "--data", "local"], 20, "--data local needs a map-style"),
-        (["join", "nowhere", f"{JOBS}:job"], 2, "is not an address"),
-        (["join", "127.0.0.1:1", f"{JOBS}:job", "--wait", "0"], 10, "nothing answers at 127.0.0.1:1"),
+        (["train", "nowhere.py"], 20, "W5-206", "there is no job file nowhere.py"),
+        (["train", "no.such.module:job"], 20, "W5-206", "neither a file nor a module"),
+        (["train", f"{JOBS}:jbo"], 20, "W5-206", "did you mean"),
+        (["train", JOBS], 20, "W5-207", "name one"),
+        (["train", f"{JOBS}:job", "--batchsize", "3"], 2, "W5-210", "Did you mean --batch-size?"),
+        (["train", f"{JOBS}:job", "--batch-size", "0"], 2, "W5-210", "for batch-size"),
+        (["train", f"{JOBS}:job", "--mode", "semi"], 2, "W5-210", "for mode"),
+        (["train", f"{JOBS}:job", "--name", "../up"], 2, "W5-210", "must be letters"),
+        (["train", f"{JOBS}:job", "--device", "cuda"], 2, "W5-301", "--device auto"),
+        (
+            ["train", f"{JOBS}:counting_stream", "--data", "local"],
+            20,
+            "W5-204",
+            "--data local needs a map-style",
+        ),
+        (["join", "nowhere", f"{JOBS}:job"], 2, "W5-111", "is not an address"),
+        (
+            ["join", "127.0.0.1:1", f"{JOBS}:job", "--wait", "0"],
+            10,
+            "W5-103",
+            "nothing answers at 127.0.0.1:1",
+        ),
     ],
 )
 def test_a_mistyped_command_is_told_what_to_do(
     arguments: list[str],
     status: int,
+    code: str,
     words: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -98,6 +119,7 @@ def test_a_mistyped_command_is_told_what_to_do(
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == status
     told = capsys.readouterr().err
+    assert f"error[{code}]: " in told
     assert words in told
     assert "Traceback" not in told
 
@@ -107,6 +129,7 @@ def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str], tmp_pa
         port = str(taken.getsockname()[1])
         assert main(["train", f"{JOBS}:job", "--port", port, "--runs", str(tmp_path)]) == 2
     told = capsys.readouterr().err
+    assert told.startswith("error[W5-110]: ")
     assert f"port {port}" in told
     assert "--port 0" in told
     assert not list(tmp_path.iterdir()), "a run that never began leaves no folder"
@@ -115,7 +138,7 @@ def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str], tmp_pa
 def test_a_name_that_exists_is_not_overwritten(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     assert main(["train", f"{JOBS}:job", "--name", "kept", "--runs", str(tmp_path)]) == 40
-    assert "there is a run named kept already" in capsys.readouterr().err
+    assert "error[W5-403]: there is a run named kept already" in capsys.readouterr().err
 
 
 # --- strangers at the door ------------------------------------------------------------------------
@@ -123,6 +146,12 @@ def test_a_name_that_exists_is_not_overwritten(capsys: pytest.CaptureFixture[str
 
 def hello(**changes: object) -> bytes:
     return encode(msgspec.structs.replace(Hello(protocol=1, package="0", name="stranger"), **changes))
+
+
+def raw_hello(**fields: object) -> bytes:
+    """A greeting as somebody writes it who does not use our messages."""
+    meta = msgspec.msgpack.encode({"type": "hello", "protocol": 1, "package": "0", **fields})
+    return struct.pack("<2sBBIQ", b"W5", 1, 0, len(meta), 0) + meta
 
 
 STRANGERS: dict[str, bytes] = {
@@ -133,6 +162,8 @@ STRANGERS: dict[str, bytes] = {
     "another protocol": hello(protocol=99),
     "another run": hello(run="tuesday"),
     "a greeting twice": hello() + hello(),
+    "words that a terminal obeys": raw_hello(name="rude", run="\x1b[2J\u202e\x9b31mrudely"),
+    "a name that a terminal obeys": raw_hello(name="\x1b[2J"),
     "nothing": b"",
 }
 
@@ -151,7 +182,7 @@ def test_strangers_are_sent_away_and_the_pool_goes_on(tmp_path: Path) -> None:
         return action
 
     actions = {2 + i: knock(words) for i, words in enumerate(STRANGERS.values())}
-    result = w5xde.train(f"{JOBS}:slow", nodes=2, steps=16, runs=str(tmp_path), callbacks=[AtStep(actions)])
+    result = w5xde.train(f"{JOBS}:slow", nodes=2, steps=18, runs=str(tmp_path), callbacks=[AtStep(actions)])
     for name, knocking in zip(STRANGERS, sockets, strict=True):
         knocking.settimeout(5)
         try:
@@ -159,13 +190,18 @@ def test_strangers_are_sent_away_and_the_pool_goes_on(tmp_path: Path) -> None:
         except ConnectionResetError:
             answers[name] = b""
         knocking.close()
-    assert result.summary["steps"] == 16
+    assert result.summary["steps"] == 18
     assert len(answers) == len(STRANGERS)
-    assert b"speaks protocol 99" in answers["another protocol"]
-    assert b"not tuesday" in answers["another run"]
+    refusals = {name: answer.decode(errors="replace") for name, answer in answers.items()}
+    assert "W5-107" in refusals["another protocol"]
+    assert "speaks protocol 99" in refusals["another protocol"]
+    assert "W5-109" in refusals["another run"]
+    assert "not tuesday" in refusals["another run"]
     told = str(events(result.folder))
     assert "this is not a w5xde connection" in told
     assert "stranger" in told
+    assert "not rudely" in told
+    assert not {"\x1b", "\x9b", "\u202e"} & set(told)
 
 
 def test_a_node_with_another_model_is_refused_by_the_first_difference(tmp_path: Path) -> None:
@@ -192,6 +228,7 @@ def test_a_batch_that_fails_everywhere_keeps_its_epoch_from_being_complete(
     monkeypatch.setenv("TEST_POISON", "3.4")
     with pytest.raises(w5xde.TrainingError, match=rf"epoch 1 is not complete: batch\w* .*{words}") as failure:
         w5xde.train(f"{JOBS}:{job}", nodes=2, epochs=3, name="bad", runs=str(tmp_path))
+    assert failure.value.code == "W5-311"
     assert "--skip-bad-batches" in failure.value.fix
     report = audit_run(tmp_path / "bad")
     assert report.is_clean, report.findings.violations

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
+import resource
 import signal
 import statistics
 import subprocess
@@ -18,12 +20,14 @@ import pytest
 from tests.system.harness import PATIENCE_SECONDS, ROOT, environment
 from w5xde.bench import codecs, command, links, plot, report
 from w5xde.bench.crew import crew, run_apart
+from w5xde.bench.crowd import Crowd
 from w5xde.bench.peers import MATCHES
 from w5xde.bench.relay import Bucket
+from w5xde.bench.scale import require_descriptors
 from w5xde.bench.stages import STAGES, STUDIES
 from w5xde.bench.stats import compare
 from w5xde.cli import main
-from w5xde.errors import TrainingError
+from w5xde.errors import TrainingError, UsageError
 from w5xde.runtime.auditing import audit_run
 from w5xde.runtime.roads import HAS_LOCAL_ROAD
 
@@ -334,8 +338,9 @@ def test_the_measured_job_is_the_example_at_one_learning_rate():
 
 def test_who_fails_says_so_and_nobody_is_left_behind():
     told = pytest.raises(TrainingError, match="the second: ValueError: so it goes")
-    with crew({"the first": lambda line: line.hear(), "the second": _fail}, 1.0) as members, told:
+    with crew({"the first": lambda line: line.hear(), "the second": _fail}, 1.0) as members, told as failure:
         members[1].hear()
+    assert failure.value.code == "W5-320"
     assert not any(psutil.pid_exists(member.pid) for member in members)
 
 
@@ -384,7 +389,30 @@ def test_without_matplotlib_a_picture_is_refused_with_the_line_that_installs_it(
         importlib.util, "find_spec", lambda name, *more: None if name == "matplotlib" else find(name, *more)
     )
     assert main(["bench", "seed", "--plot", str(tmp_path / "seed.png")]) == 2
-    assert 'pip install "w5xde[bench]"' in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.startswith("error[W5-240]: ")
+    assert 'pip install "w5xde[bench]"' in told
+
+
+def test_more_connections_than_the_system_allows_are_refused():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        with pytest.raises(UsageError, match="open files") as refused:
+            require_descriptors(10**9)
+    finally:
+        # It tried to be allowed more.
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert refused.value.code == "W5-241"
+
+
+async def _incomplete() -> None:
+    Crowd(3, 0.01).require_everybody()
+
+
+def test_a_crowd_that_is_not_complete_says_how_many_are_missing():
+    with pytest.raises(TrainingError, match="3 of 3 light nodes could not join") as missing:
+        asyncio.run(_incomplete())
+    assert missing.value.code == "W5-321"
 
 
 def test_help_has_examples(capsys):

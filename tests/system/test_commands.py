@@ -30,7 +30,7 @@ def test_help_is_instant_because_torch_is_not_imported(arguments: list[str]) -> 
 
 
 def test_every_command_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("train", "serve", "join", "demo"):
+    for name in ("train", "serve", "join", "demo", "audit", "export", "explain", "doctor"):
         with pytest.raises(SystemExit):
             main([name, "--help"])
         assert f"w5xde {name}" in capsys.readouterr().out.split("examples:")[1]

@@ -251,29 +251,41 @@ def test_the_run_to_resume_may_come_from_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "words"),
+    ("arguments", "status", "code", "words"),
     [
         (
             ["train", f"{JOBS}:other", "--resume", "mine"],
             40,
+            "W5-405",
             "parameter 0.weight (17, 10) float32, expected (16",
         ),
-        (["train", f"{JOBS}:counting", "--resume", "mine"], 40, "the job does not fit the run"),
-        (["train", "--resume", "mine", "--batch-size", "7"], 2, "batch-size is 32 in run mine, not 7"),
-        (["train", "--resume", "mine", "--mode", "async"], 2, "mode is sync in run mine, not async"),
-        (["train", "--resume", "mine", "--seed", "4"], 2, "seed is 3 in run mine, not 4"),
-        (["train", "--resume", "yours"], 40, "there is no run yours in"),
-        (["train"], 2, "which job?"),
-        (["audit", "yours"], 40, "runs here are mine"),
-        (["export", "yours"], 40, "runs here are mine"),
+        (["train", f"{JOBS}:counting", "--resume", "mine"], 40, "W5-405", "the job does not fit the run"),
+        (
+            ["train", "--resume", "mine", "--batch-size", "7"],
+            2,
+            "W5-211",
+            "batch-size is 32 in run mine, not 7",
+        ),
+        (
+            ["train", "--resume", "mine", "--mode", "async"],
+            2,
+            "W5-211",
+            "mode is sync in run mine, not async",
+        ),
+        (["train", "--resume", "mine", "--seed", "4"], 2, "W5-211", "seed is 3 in run mine, not 4"),
+        (["train", "--resume", "yours"], 40, "W5-401", "there is no run yours in"),
+        (["train"], 2, "W5-210", "which job?"),
+        (["audit", "yours"], 40, "W5-401", "runs here are mine"),
+        (["export", "yours"], 40, "W5-401", "runs here are mine"),
     ],
 )
 def test_what_does_not_fit_the_run_is_refused_by_the_difference(
-    arguments: list[str], status: int, words: str, runs: Path, capfd: pytest.CaptureFixture[str]
+    arguments: list[str], status: int, code: str, words: str, runs: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = (runs / "mine" / "manifest.json").read_bytes()
     assert main([*arguments, "--runs", str(runs)]) == status
     told = capfd.readouterr().err
+    assert told.startswith(f"error[{code}]: ")
     assert words in told
     assert "Traceback" not in told
     assert (runs / "mine" / "manifest.json").read_bytes() == before, "what is refused leaves no trace"

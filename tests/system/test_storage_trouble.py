@@ -109,6 +109,7 @@ def test_a_disk_that_stays_full_is_told_at_the_end_and_the_run_can_be_resumed(
     settings = {"nodes": 2, "steps": 9, "checkpoint_every": "2steps", "name": "mine", "runs": str(tmp_path)}
     with pytest.raises(StorageError, match="the model cannot be saved") as told:
         w5xde.train(f"{JOBS}:job", callbacks=[AtStep({4: fill})], **settings)
+    assert told.value.code == "W5-402"
     assert "make room" in told.value.fix
     result = w5xde.train(f"{JOBS}:job", resume="mine", runs=str(tmp_path))
     assert result.summary["steps"] == 9
@@ -167,8 +168,8 @@ def test_a_run_that_cannot_be_resumed_for_want_of_a_disk_says_so(
         patched.setattr(recorder, "RealDisk", full)
         assert main(["train", "--resume", "mine", "--steps", "6", "--runs", str(tmp_path)]) == 40
     told = capfd.readouterr().err
+    assert told.startswith("error[W5-404]: ")
     assert os.strerror(errno.ENOSPC) in told
-    assert "internal error" not in told
     # Nothing is spoilt by that: with room again it goes on.
     assert w5xde.train(f"{JOBS}:job", resume="mine", steps=6, runs=str(tmp_path)).summary["steps"] == 6
     assert audit_run(tmp_path / "mine").findings.violations == []

@@ -14,6 +14,7 @@ from w5xde.bench.stages import STUDIES
 from w5xde.bench.typed import compression, number, one_of, picture, several, whole
 from w5xde.cli import BENCH_ABOUT, NOT_CLEAN, Parser, results_to
 from w5xde.errors import UsageError
+from w5xde.words import to_json
 
 _OVERVIEW = """examples:
   w5xde bench seed                        the first system's benchmark, beside what this machine allows
@@ -72,8 +73,6 @@ def run_bench(arguments: Sequence[str]) -> int:
             plot.draw(given.bench, found, given.plot)
             print(f"drawn: {given.plot}", file=sys.stderr, flush=True)
         if given.json:
-            from w5xde.runtime.recorder import to_json
-
             print(to_json(found), file=out, flush=True)
         else:
             from w5xde.bench import report

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from w5xde.errors import JobError, W5xdeError
+from w5xde.words import harmless
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -161,7 +162,7 @@ def _cannot_load(place: str, error: BaseException) -> JobError:
 
 def describe(error: BaseException) -> str:
     """An exception in one line, with the user's own line it came from."""
-    text = " ".join(str(error).split())
+    text = " ".join(harmless(str(error)).split())
     if len(text) > 500:
         text = text[:500] + " …"
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -20,6 +20,7 @@ import msgspec
 
 from w5xde.errors import LocalProtocolError, RemoteProtocolError
 from w5xde.messages import Message
+from w5xde.words import harmless
 
 MAGIC = b"W5"
 WIRE_VERSION = 1
@@ -175,5 +176,7 @@ def _read_message(meta: memoryview) -> Message:
     try:
         message: Message = _decoder.decode(meta)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteProtocolError(f"a message that makes no sense: {error}", code="W5-120") from None
+        # It quotes what was sent, for example the name of a field that nobody knows.
+        what = f"a message that makes no sense: {harmless(str(error))}"
+        raise RemoteProtocolError(what, code="W5-120") from None
     return message

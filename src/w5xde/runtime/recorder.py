@@ -28,11 +28,7 @@ from w5xde.errors import StorageError
 from w5xde.runs import MANIFEST, free_name, read_manifest
 from w5xde.runtime.disk import RealDisk, replace
 from w5xde.runtime.lock import RunLock
-
-
-def to_json(value: Any) -> str:
-    """JSON that every reader takes: what is not a number becomes null."""
-    return msgspec.json.encode(value).decode()
+from w5xde.words import harmless, to_json
 
 
 class Recorder:
@@ -40,7 +36,7 @@ class Recorder:
 
     def __init__(self, settings: Settings, job_name: str) -> None:
         self.is_resumed = settings.resume is not None
-        stem = f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        stem = f"{harmless(job_name)}-{time.strftime('%Y%m%d-%H%M%S')}"
         self.name = settings.name or free_name(Path(settings.runs), stem)
         self.folder = Path(settings.runs) / self.name
         if not self.is_resumed:

@@ -1,0 +1,78 @@
+"""What each error code means: the one home of what `w5xde explain` prints and docs/errors.md lists.
+
+    1xx  joining and the wire      2xx  the command, its settings and the job
+    3xx  computing                 4xx  the run folder      7xx  our bugs
+
+Knows nothing of how errors are raised: a test compares the codes here with those in the source.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+from w5xde.explanations.entry import Explanation
+from w5xde.explanations.job import JOB
+from w5xde.explanations.joining import JOINING
+from w5xde.explanations.running import RUNNING
+
+EXPLANATIONS: dict[str, Explanation] = {each.code: each for each in [*JOINING, *JOB, *RUNNING]}
+
+# How a person may write a code: W5-103, w5-103, w5103, 103, or the whole error[W5-103]:
+_WRITTEN = re.compile(r"(?:error\[)?(?:w5-?)?(\d{1,6})(?:\]:?)?", re.IGNORECASE | re.ASCII)
+NEAR_SHOWN = 4
+
+_FAMILIES = {
+    "1": "Joining and the wire",
+    "2": "The command, its settings and the job",
+    "3": "Computing",
+    "4": "The run folder",
+    "7": "Our bugs",
+}
+
+
+def code_of(written: str) -> str:
+    """The code a person means, whether it is known or not."""
+    found = _WRITTEN.fullmatch(written.strip())
+    return f"W5-{found[1]}" if found is not None else written.strip()
+
+
+def near(code: str) -> list[Explanation]:
+    """The codes it may have been meant to be, the likeliest first."""
+    found = difflib.get_close_matches(code, EXPLANATIONS, n=NEAR_SHOWN, cutoff=0.6)
+    return [EXPLANATIONS[each] for each in found]
+
+
+def told(explanation: Explanation) -> list[str]:
+    """The explanation in lines for a terminal, in the form in which the error itself is told."""
+    return [
+        f"{explanation.code}: {explanation.title}",
+        f"  why: {explanation.why}",
+        f"  fix: {explanation.fix}",
+        "  example:",
+        *(f"    {line}" for line in explanation.example.splitlines()),
+    ]
+
+
+def listed() -> list[str]:
+    """All codes, a line each."""
+    return [f"{each.code}  {each.title}" for each in EXPLANATIONS.values()]
+
+
+def document() -> str:
+    """docs/errors.md."""
+    lines = [
+        "# Errors",
+        "",
+        "Every error has a code, and `w5xde explain CODE` prints what stands here. This file is written by",
+        "`make docs` from `src/w5xde/explanations`; edit that.",
+    ]
+    family = ""
+    for each in EXPLANATIONS.values():
+        if each.code[3] != family:
+            family = each.code[3]
+            lines += ["", f"## {_FAMILIES[family]}"]
+        lines += ["", f"### {each.code}: {each.title}", ""]
+        lines += [f"**Why:** {each.why}", "", f"**Fix:** {each.fix}", ""]
+        lines += ["```", *each.example.splitlines(), "```"]
+    return "\n".join(lines) + "\n"

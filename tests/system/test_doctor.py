@@ -1,0 +1,363 @@
+"""The doctor against real sockets, folders and limits: what is wrong is told with its fix, nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.harness import JOBS, answering, command, environment, free_port, full_backlog
+from w5xde.cli import main
+from w5xde.config import Settings
+from w5xde.doctor import here, there
+from w5xde.doctor.finding import Check, Finding, examine
+from w5xde.errors import UsageError
+from w5xde.messages import Beat, Refuse
+from w5xde.protocol.wire import encode
+from w5xde.runtime import memory
+
+KEYS = {"check", "state", "what", "fix", "code", "measured"}
+
+
+def only(findings: Iterator[Finding]) -> Finding:
+    [finding] = findings
+    return finding
+
+
+def route(*addresses: str) -> dict[str, list[Finding]]:
+    found: dict[str, list[Finding]] = {}
+    targets = [each for address in addresses for each in there.targets_of(address)]
+    for finding in there.check_route(targets):
+        found.setdefault(finding.check, []).append(finding)
+    return found
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_a_healthy_machine_is_told_so_line_by_line_and_in_json(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "w5xde", "doctor", "--port", str(free_port()), "--json"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+        check=False,
+        timeout=60,
+    )
+    report = json.loads(done.stdout)
+    assert done.returncode == 0, report
+    assert report["healthy"]
+    assert report.keys() == {"healthy", "target", "errors", "warnings", "checks"}
+    assert all(each.keys() == KEYS for each in report["checks"])
+    names = [each["check"] for each in report["checks"]]
+    assert names == [
+        "python",
+        "memory",
+        "clock",
+        "disk",
+        "files",
+        "port",
+        "addresses",
+        "torch",
+        "device",
+        "compute",
+    ]
+    lines = done.stderr.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith(("ok ", "warning "))] == names
+    measured = {each["check"]: each["measured"] for each in report["checks"]}
+    assert measured["memory"]["available_bytes"] > 0
+    assert measured["disk"]["sync_seconds"] > 0
+    assert measured["compute"]["samples_per_second"] > 0
+    assert not list(tmp_path.iterdir()), "looking leaves nothing behind"
+
+
+def test_a_coordinator_is_looked_at_and_not_disturbed(tmp_path: Path) -> None:
+    with command("serve", f"{JOBS}:job", "--port", "0", "--epochs", "1", cwd=tmp_path) as coordinator:
+        address = coordinator.wait_for("to join:").split()[4]
+        found = route(address)
+        assert [each.state for each in found["route"]] == ["ok"]
+        assert found["coordinator"][0].what.startswith("run jobs-")
+        assert found["tls"][0].measured == {"tls": None}
+        assert found["link"][0].measured["round_trip_seconds"] > 0
+        assert "w5xde doctor was only looking" in coordinator.wait_for("doctor did not join")
+        with command("join", address, f"{JOBS}:job") as node:
+            assert node.finish() == 0, node.text
+        assert coordinator.finish() == 0, coordinator.text
+
+
+def test_a_machine_on_which_something_fails_has_exit_code_1_and_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    arguments = ["--runs", str(tmp_path / "file" / "runs"), "--device", "cuda:77", "--port", "0"]
+    assert main(["doctor", f"127.0.0.1:{free_port()}", *arguments]) == 1
+    told = capsys.readouterr().out
+    for name, code in (("disk", "W5-404"), ("device", "W5-301"), ("route", "W5-103")):
+        lines = told[told.index(f"error    {name}") :].splitlines()
+        assert lines[1].startswith("  fix: ")
+        assert lines[2] == f"  more: w5xde explain {code}"
+    assert "Traceback" not in told
+
+
+def test_what_is_no_address_is_refused_before_anything_is_looked_at(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["doctor", "nonsense"]) == UsageError.exit_code
+    told = capsys.readouterr()
+    assert told.err.startswith("error[W5-111]: 'nonsense' is not an address")
+    assert told.out == ""
+
+
+# --- nothing hangs --------------------------------------------------------------------------------
+
+
+def test_a_check_that_never_ends_is_left_alone_and_one_that_fails_is_a_finding() -> None:
+    never = threading.Event()
+
+    def hang() -> Iterator[Finding]:
+        yield Finding("stuck", "ok", "so far")
+        never.wait()
+
+    def fail() -> Iterator[Finding]:
+        raise ZeroDivisionError("oh")
+        yield
+
+    fine = Check("fine", 5.0, lambda: iter([Finding("fine", "ok", "yes")]))
+    found = list(examine([Check("stuck", 0.05, hang), Check("broken", 5.0, fail), fine]))
+    never.set()
+    assert [(each.check, each.state) for each in found] == [
+        ("stuck", "ok"), ("stuck", "error"), ("broken", "error"), ("fine", "ok"),
+    ]  # fmt: skip
+    assert "no answer within" in found[1].what
+    assert "ZeroDivisionError: oh" in found[2].what
+    assert all(each.fix for each in found if each.state != "ok")
+
+
+# --- the way there --------------------------------------------------------------------------------
+
+
+def test_a_closed_port_is_told() -> None:
+    refused = route(f"127.0.0.1:{free_port()}")["route"][0]
+    assert (refused.state, refused.code) == ("error", "W5-103")
+    assert "Connection refused" in refused.what
+    assert "w5xde serve" in refused.fix
+
+
+def test_an_address_to_which_there_is_no_way_is_told() -> None:
+    # Multicast: no system connects there, whatever its routes are.
+    [finding] = route("224.0.0.1:5555")["route"]
+    assert (finding.state, finding.code) == ("error", "W5-103")
+    assert "224.0.0.1:5555" in finding.what
+
+
+def test_a_machine_that_drops_what_is_sent_is_waited_for_only_so_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(there, "DIAL_SECONDS", 0.2)
+    with full_backlog() as address:
+        before = time.monotonic()
+        [finding] = route(address)["route"]
+        assert time.monotonic() - before < 5.0
+    assert (finding.state, finding.code) == ("error", "W5-104")
+    assert "firewall" in finding.fix
+
+
+def test_a_name_nobody_knows_is_told() -> None:
+    [finding] = route("no-such-host.invalid:5555")["route"]
+    assert finding.state == "error"
+    assert "is not known" in finding.what
+
+
+def test_one_address_that_answers_is_enough() -> None:
+    with answering(lambda connection: None) as address:
+        states = [each.state for each in route(f"127.0.0.1:{free_port()}", address)["route"]]
+    assert states == ["warning", "ok"]
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silence", "http"])
+def test_something_else_that_listens_there_is_told(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(there, "GREETING_SECONDS", 0.5)
+
+    def reply(connection: socket.socket) -> None:
+        connection.recv(100)
+        connection.sendall(answer)
+
+    with answering(reply) as address:
+        found = route(address)
+    assert found["route"][0].state == "ok"
+    assert (found["coordinator"][0].state, found["coordinator"][0].code) == ("error", "W5-102")
+    assert "tls" not in found
+
+
+def test_a_coordinator_that_refuses_is_told_in_its_words() -> None:
+    def refuse(connection: socket.socket) -> None:
+        if connection.recv(1000):
+            connection.sendall(encode(Refuse("W5-107", "this node speaks protocol 1", fix="install another")))
+
+    with answering(refuse) as address:
+        [finding] = route(address)["coordinator"]
+    assert (finding.state, finding.code, finding.fix) == ("error", "W5-107", "install another")
+    assert "this node speaks protocol 1" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("frame", "code", "words"),
+    [
+        (b"W5\x09\x00" + bytes(12), "W5-107", "version 9"),
+        (encode(Beat()).replace(b"beat", b"news"), "W5-120", "'news'"),
+    ],
+    ids=["another wire", "another word"],
+)
+def test_a_coordinator_of_another_version_is_told_from_a_stranger(
+    frame: bytes, code: str, words: str
+) -> None:
+    def reply(connection: socket.socket) -> None:
+        if connection.recv(1000):
+            connection.sendall(frame)
+
+    with answering(reply) as address:
+        [finding] = route(address)["coordinator"]
+    assert (finding.state, finding.code) == ("error", code)
+    assert words in finding.what
+    assert "both machines" in finding.fix
+
+
+def test_tls_is_recognised(tmp_path: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=x -days 2"
+    files = {"-keyout": tmp_path / "key.pem", "-out": tmp_path / "certificate.pem"}
+    subprocess.run(
+        [*make.split(), *(str(word) for pair in files.items() for word in pair)],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    context.load_cert_chain(files["-out"], files["-keyout"])
+
+    def greet(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as secured:
+            secured.recv(1)
+
+    with answering(greet) as address:
+        found = route(address)
+    assert found["coordinator"][0].state == "error"
+    assert found["tls"][0].measured["tls"].startswith("TLSv1.")
+
+
+# --- this machine ---------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_is_told_with_its_user() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        finding = only(here.check_port("127.0.0.1", taken.getsockname()[1]))
+    assert (finding.state, finding.code) == ("warning", "W5-110")
+    assert f"(pid {os.getpid()})" in finding.what
+    assert "--port" in finding.fix
+
+
+def test_an_address_of_another_machine_cannot_be_listened_on() -> None:
+    finding = only(here.check_port("203.0.113.7", free_port()))
+    assert (finding.state, finding.code) == ("error", "W5-110")
+
+
+@pytest.mark.parametrize("place", ["file", "/proc"], ids=["a file", "no folder for files"])
+def test_a_folder_that_cannot_be_written_is_told(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    finding = only(here.check_disk(str(tmp_path / place / "runs")))
+    assert (finding.state, finding.code) == ("error", "W5-404")
+    assert "--runs" in finding.fix
+
+
+def test_little_room_is_a_warning_and_hardly_any_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(here, "DISK_BYTES_FEW", 2**80)
+    assert only(here.check_disk(str(tmp_path))).state == "warning"
+    monkeypatch.setattr(here, "DISK_BYTES_MIN", 2**80)
+    assert only(here.check_disk(str(tmp_path))).state == "error"
+
+
+def test_a_slow_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(here, "SYNC_SECONDS_MANY", 0.0)
+    finding = only(here.check_disk(str(tmp_path)))
+    assert finding.state == "warning"
+    assert "--durability step" in finding.fix
+
+
+def test_a_clock_of_long_ago_and_one_that_is_not_the_disks_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert only(here.check_clock(str(tmp_path))).state == "ok"
+    behind = time.time() - 3600
+    with monkeypatch.context() as patched:
+        patched.setattr(here.time, "time", lambda: behind)
+        finding = only(here.check_clock(str(tmp_path)))
+    assert finding.state == "warning"
+    assert "3600 s ahead of this machine's clock" in finding.what
+    monkeypatch.setattr(here, "YEAR_MIN", 9999)
+    assert only(here.check_clock(str(tmp_path))).state == "error"
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [((3, 10, 14), "error"), ((3, 11, 4), "warning"), ((3, 11, 5), "ok"), ((3, 14, 0), "ok")],
+)
+def test_an_old_python_is_told(version: tuple[int, ...], state: str) -> None:
+    assert only(here.check_python(version)).state == state
+
+
+def test_few_open_files_are_told() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        finding = only(here.check_files())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert finding.state == "warning"
+    assert "ulimit -n" in finding.fix
+
+
+def test_memory_is_what_the_container_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    assert only(here.check_memory()).state in ("ok", "warning")
+    (tmp_path / "memory.max").write_text("300000000\n")
+    (tmp_path / "memory.current").write_text("200000000\n")
+    finding = only(here.check_memory())
+    assert (finding.state, finding.measured["available_bytes"]) == ("error", 100_000_000)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert only(here.check_memory()).measured["available_bytes"] > 100_000_000
+
+
+def test_without_a_network_only_this_machine_reaches_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(here, "own_addresses", lambda: ["127.0.0.1"])
+    assert only(here.check_addresses()).state == "warning"
+
+
+def test_a_torch_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    finding = only(here.check_torch())
+    assert finding.state == "error"
+    assert "pip install torch" in finding.fix
+
+
+def test_a_device_that_multiplies_wrongly_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(here, "_by_hand", lambda left: left)
+    assert only(here.check_torch()).state == "error"
+    finding = only(here.check_device("cpu"))
+    assert (finding.state, finding.code) == ("error", "W5-301")
+
+
+def test_every_check_has_a_limit() -> None:
+    checks = here.checks_here(Settings()) + there.checks_there([("127.0.0.1", 1)])
+    assert all(0 < check.seconds_max <= 120 for check in checks)
