@@ -115,7 +115,7 @@ def _unsendable(where: str, what: str) -> JobError:
 
 
 def unpack(item: Item, body: bytearray | memoryview, offset: int = 0, depth: int = 0) -> Any:
-    """Build the value that an item describes, with tensors of its own."""
+    """Build the value that an item describes. Its tensors lie in `body`: see `to_device`."""
     if isinstance(item, TensorAt):
         return _unpack_tensor(item, body, offset)
     if isinstance(item, (Value, Bytes)):
@@ -145,13 +145,12 @@ def _unpack_tensor(item: TensorAt, body: bytearray | memoryview, offset: int) ->
     if count == 0:
         tensor = torch.empty(item.shape, dtype=dtype)
     else:
-        # A copy, because matrix kernels round differently by where in memory their inputs begin, and torch's
-        # own memory always begins at the same alignment: without it the bits depend on who computes.
+        # Where it arrived: whoever computes with it copies it to memory of torch's own.
         if dtype in _USUAL:
-            tensor = torch.frombuffer(body, dtype=dtype, offset=start, count=count).view(item.shape).clone()
+            tensor = torch.frombuffer(body, dtype=dtype, offset=start, count=count).view(item.shape)
         else:
             raw = torch.frombuffer(body, dtype=torch.uint8, offset=start, count=count * dtype.itemsize)
-            tensor = raw.clone().view(dtype).view(item.shape)
+            tensor = raw.view(dtype).view(item.shape)
     if item.requires_grad:
         if not (dtype.is_floating_point or dtype.is_complex):
             raise RemoteProtocolError(f"a {item.dtype} tensor that requires a gradient", code="W5-120")

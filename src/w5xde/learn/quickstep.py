@@ -26,20 +26,24 @@ class Stepper:
         self._optimizer = optimizer
         self._groups: list[dict[str, list[Tensor]]] | None = None
 
-    def step(self, *, same_gradients: bool) -> None:
-        """One step; `same_gradients`: all parameters hold the very tensors that they held at the last one."""
+    def step(self, *, same_gradients: bool) -> bool:
+        """One step; `same_gradients`: all parameters hold the very tensors that they held at the last one.
+
+        Returns whether it surely left the parameters where they are in memory.
+        """
         if self._groups is None or not same_gradients or not self._is_still_known(self._groups):
             self._part_steps()
             # The first step makes the state, and tells the schedule that there was one.
             lean.step(self._optimizer)
             self._groups = self._known()
-            return
+            return False
         with torch.no_grad():
             for group, tensors in zip(self._optimizer.param_groups, self._groups, strict=True):
                 if type(self._optimizer) is SGD:
                     torch._foreach_add_(tensors["params"], tensors["grads"], alpha=-group["lr"])
                 else:
                     self._fused_adam(group, tensors)
+        return True
 
     def _fused_adam(self, group: dict[str, Any], tensors: dict[str, list[Tensor]]) -> None:
         tensors["steps"][0].add_(1)

@@ -130,11 +130,12 @@ class Recording:
         # Of each tensor: the memory it always has, or None if that is another each time.
         self._places: list[Tensor | None] = []
         self._alive = watcher.calls  # an id is only good while its tensor lives
-        for tensor in inputs:
-            self._number(tensor, None)
+        # Batches are copied to where the first one lies: in torch's own memory, aligned like all of it.
+        self._inputs = [tensor.clone() for tensor in inputs]
+        for tensor, place in zip(inputs, self._inputs, strict=True):
+            self._number(tensor, place)
         for tensor in steady:
             self._number(tensor, tensor.detach())
-        self._inputs = len(inputs)
         self._outside = len(self._places)
         self._calls: list[_Call] = []
         for func, args, kwargs, result in watcher.calls:
@@ -147,13 +148,15 @@ class Recording:
 
     def run(self, inputs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The same with another batch: its loss, and each parameter's gradient as one row, until the next."""
-        values: list[Any] = [*inputs, *self._places[self._inputs :]]
+        for place, tensor in zip(self._inputs, inputs, strict=True):
+            place.copy_(tensor)
+        values: list[Any] = self._places.copy()
         for kernel, template, fills, fixed, option_fills, results, gives_several in self._calls:
             arguments, options = template, fixed
             if fills:
                 arguments = template.copy()
-                for place, number in fills:
-                    arguments[place] = _filled(values, number)
+                for i, number in fills:
+                    arguments[i] = _filled(values, number)
             if option_fills:
                 options = fixed | {name: _filled(values, number) for name, number in option_fills}
             result = kernel(*arguments, **options)
@@ -324,6 +327,13 @@ class Shape:
         return self._batches > COMPARED_FIRST
 
 
+def tensors_of(batch: Any) -> list[Any]:
+    """What a batch consists of; tensors, if it can be recorded."""
+    if type(batch) in (tuple, list):
+        return list(batch)
+    return list(batch.values()) if type(batch) is dict else [batch]
+
+
 class Recordings:
     """A model's batches by shape."""
 
@@ -332,10 +342,7 @@ class Recordings:
 
     def find(self, batch: Any) -> tuple[Shape, list[Tensor]] | None:
         """Which shape a batch is of, and its tensors; None if it is nothing to be recorded."""
-        if type(batch) in (tuple, list):
-            inputs = list(batch)
-        else:
-            inputs = list(batch.values()) if type(batch) is dict else [batch]
+        inputs = tensors_of(batch)
         key: list[Any] = [type(batch), *batch] if type(batch) is dict else [type(batch)]
         for each in inputs:
             if type(each) is not Tensor or each.requires_grad or not each.is_contiguous():
