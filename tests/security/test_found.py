@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tests.security import files
 from w5xde.errors import StorageError
 from w5xde.runs import MANIFEST, read_manifest
 from w5xde.runtime.ledger import Reading
+from w5xde.runtime.restore import restore
 from w5xde.runtime.seal import Damaged
 from w5xde.runtime.store import Store
 
@@ -36,3 +38,44 @@ def test_a_run_whose_manifest_is_nonsense_is_refused_with_a_sentence(data, tmp_p
     (tmp_path / MANIFEST).write_bytes(data)
     with pytest.raises(StorageError, match="cannot be read"):
         read_manifest(tmp_path)
+
+
+# --- the step log ---------------------------------------------------------------------------------
+
+STEP = {"sizes": [[32, 2]], "step": 0, "epoch": 0, "first": 0, "ends_epoch": False, "version": 0, "shares": []}
+
+
+def logged_step(**changes: object) -> bytes:
+    """A record whose hash is right; None takes a field away."""
+    honest = {"version": 0, "step": STEP, "cut": files.honest_facts()["cut"], "loss_sum": 1.0}
+    record = {key: value for key, value in (honest | changes).items() if value is not None}
+    return files.logged(msgspec.json.encode(record), b"")
+
+
+def replayed(data: bytes, applied: list[object]) -> None:
+    disk = files.disk_with({"steps-1-1-000000000.log": data})
+    restore(disk, Store(disk), lambda kept: None, lambda step, record, body: applied.append(step), "mine")
+
+
+LOGGED = {
+    "no JSON": files.logged(b"\x00", b""),
+    "no record": files.logged(b"[]", b""),
+    "no version": logged_step(version=None),
+    "a version that is a word": logged_step(version="zero"),
+    "no loss": logged_step(loss_sum=None),
+    "no cut": logged_step(cut=None),
+    "more batches than there are": logged_step(step=STEP | {"sizes": [[32, 2**40]]}),
+}
+
+
+@pytest.mark.parametrize("case", LOGGED)
+def test_a_step_log_with_right_hashes_and_nonsense_is_refused_with_a_sentence(case):
+    applied: list[object] = []
+    with pytest.raises(StorageError, match="step log cannot be used"):
+        replayed(LOGGED[case], applied)
+
+
+def test_an_honest_step_log_is_replayed():
+    applied: list[object] = []
+    replayed(logged_step(), applied)
+    assert len(applied) == 1
