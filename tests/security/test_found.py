@@ -79,3 +79,25 @@ def test_an_honest_step_log_is_replayed():
     applied: list[object] = []
     replayed(logged_step(), applied)
     assert len(applied) == 1
+
+
+# --- what a learner knows -------------------------------------------------------------------------
+
+
+def random_state(change: dict[str, object]) -> dict[str, bytes]:
+    """An honest checkpoint, but for what it says of numpy's generator."""
+    facts = msgspec.json.decode(files.honest_files()["learner.json"])
+    for key, value in facts["random"]["dict"]:
+        if key == "numpy":
+            value["dict"] = [[name, change.get(name, kept)] for name, kept in value["dict"]]
+    return files.honest_files() | {"learner.json": msgspec.json.encode(facts)}
+
+
+@pytest.mark.parametrize("position", [-1, 625, 2**20, 2**40, {"float": "nan"}, "7"])
+def test_a_generator_that_points_beyond_its_own_memory_is_refused(position):
+    assert files.check_learner_files(random_state({"pos": 624}))
+    assert not files.check_learner_files(random_state({"pos": position}))
+
+
+def test_a_number_too_large_for_what_it_is_called_is_refused():
+    assert not files.check_learner_files(random_state({"gauss": {"float": 10**400}}))

@@ -30,6 +30,8 @@ from w5xde.messages import Layout
 
 MODEL, TRAINING, LEARNER = "model.safetensors", "training.safetensors", "learner.json"
 _INT_MAX = 2**63 - 1
+# The state of a Mersenne twister.
+_GENERATOR_WORDS = 624
 
 Tensors = dict[str, torch.Tensor]
 
@@ -123,6 +125,9 @@ def _set_random_state(state: dict[str, Any]) -> None:
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers.tolist()), gauss))
     numpy = state["numpy"]
+    # numpy believes this number, and reads there: beyond its words lies somebody else's memory.
+    if not 0 <= numpy["pos"] <= _GENERATOR_WORDS:
+        raise ValueError(f"numpy's generator is at word {numpy['pos']} of {_GENERATOR_WORDS}")
     key = numpy["key"].numpy().astype(np.uint32)
     np.random.set_state(("MT19937", key, numpy["pos"], numpy["has_gauss"], numpy["gauss"]))  # noqa: NPY002
 
@@ -220,6 +225,7 @@ _NONSENSE = (
     LookupError,
     TypeError,
     ValueError,
+    ArithmeticError,
     AttributeError,
     RuntimeError,
     RecursionError,
