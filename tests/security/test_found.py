@@ -8,6 +8,8 @@ import pytest
 from tests.security import files
 from w5xde.errors import StorageError
 from w5xde.runs import MANIFEST, read_manifest
+from w5xde.runtime.disk import RealDisk
+from w5xde.runtime.export import export_run
 from w5xde.runtime.ledger import Reading
 from w5xde.runtime.restore import restore
 from w5xde.runtime.seal import Damaged
@@ -101,3 +103,20 @@ def test_a_generator_that_points_beyond_its_own_memory_is_refused(position):
 
 def test_a_number_too_large_for_what_it_is_called_is_refused():
     assert not files.check_learner_files(random_state({"gauss": {"float": 10**400}}))
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+WEIGHTS = {
+    "a side that no tensor has": {"a": {"dtype": "F32", "shape": [0, 2**63], "data_offsets": [0, 0]}},
+    "strides beyond counting": {"a": {"dtype": "F32", "shape": [0, 2**40, 2**40], "data_offsets": [0, 0]}},
+}
+
+
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_weights_that_torch_cannot_hold_are_not_exported_and_told_so(case, tmp_path):
+    Store(RealDisk(tmp_path)).save(
+        1, {"model.safetensors": [files.safetensors(WEIGHTS[case])]}, files.honest_facts()
+    )
+    with pytest.raises(StorageError, match="cannot be read"):
+        export_run(tmp_path, "pt", tmp_path / "out.pt")
