@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from tests.security import files
-from w5xde.errors import StorageError
+from w5xde.errors import RemoteProtocolError, StorageError
+from w5xde.learn.payload import Unpacker, unpack
+from w5xde.messages import ListOf, TensorAt
 from w5xde.runs import MANIFEST, read_manifest
 from w5xde.runtime.disk import RealDisk
 from w5xde.runtime.export import export_run
@@ -120,3 +122,21 @@ def test_weights_that_torch_cannot_hold_are_not_exported_and_told_so(case, tmp_p
     )
     with pytest.raises(StorageError, match="cannot be read"):
         export_run(tmp_path, "pt", tmp_path / "out.pt")
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+def test_no_byte_of_a_body_becomes_two_tensors():
+    body = bytearray(1024)
+    whole = TensorAt("uint8", (1024,), 0)
+    with pytest.raises(RemoteProtocolError, match="more than their body"):
+        unpack(ListOf([whole] * 1000), body)
+
+
+def test_several_batches_share_what_their_body_has():
+    unpacker = Unpacker(bytearray(64))
+    assert unpacker.unpack(TensorAt("float32", (8,), 0)).tolist() == [0.0] * 8
+    assert unpacker.unpack(TensorAt("float32", (8,), 0), 32).tolist() == [0.0] * 8
+    with pytest.raises(RemoteProtocolError, match="more than their body"):
+        unpacker.unpack(TensorAt("uint8", (1,), 0))
