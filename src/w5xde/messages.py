@@ -23,6 +23,8 @@ Text = Annotated[str, Meta(max_length=4096)]
 NAME_CHARACTERS_MAX = 200
 Label = Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)]
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
+# Far more leases than one Work ever lends. Two bytes are an answer on the wire, and 150 in memory.
+ANSWERS_MAX = 1024
 Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
 
 
@@ -215,7 +217,7 @@ class Update(Frozen, frozen=True, tag="update"):
     """Node: the answers to one Work, and where its time went since the last one."""
 
     version: Count
-    answers: list[Answer]
+    answers: Annotated[list[Answer], Meta(max_length=ANSWERS_MAX)]
     waited_seconds: float = 0.0
     # Of the seconds of its answers, how many it was on a core.
     core_seconds: float = 0.0

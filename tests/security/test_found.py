@@ -5,10 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tests.protocol.streams import around, feed
 from tests.security import files
+from tests.security.measure import KIB, MIB, peak_bytes, refusal_of
 from w5xde.errors import RemoteProtocolError, StorageError
 from w5xde.learn.payload import Unpacker, unpack
 from w5xde.messages import ListOf, TensorAt
+from w5xde.protocol.wire import GREETING_LIMITS, Decoder, Limits
 from w5xde.runs import MANIFEST, read_manifest
 from w5xde.runtime.disk import RealDisk
 from w5xde.runtime.export import export_run
@@ -140,3 +143,30 @@ def test_several_batches_share_what_their_body_has():
     assert unpacker.unpack(TensorAt("float32", (8,), 0), 32).tolist() == [0.0] * 8
     with pytest.raises(RemoteProtocolError, match="more than their body"):
         unpacker.unpack(TensorAt("uint8", (1,), 0))
+
+
+# --- messages that grow ---------------------------------------------------------------------------
+
+
+def grown(meta: bytes, limits: Limits) -> int:
+    """What a refused message took at most."""
+    refused: list[Exception | None] = []
+    data = memoryview(around(meta))
+    peak = peak_bytes(lambda: refused.append(refusal_of(lambda: feed(Decoder(limits), data))))
+    assert refused[0] is not None
+    return peak
+
+
+def test_a_strangers_message_never_becomes_a_batch():
+    lists = b"\x92\xa1l\xdc\x03\xca" + b"\x92\xa1l\x90" * 970
+    loans = b"\x91\x97\x0b\x00\x00\x01\x04\x20\x91\x94\x00\x20\x00" + lists
+    meta = b"\x83\xa4type\xa4work\xa7version\x00\xa5loans" + loans
+    assert len(meta) <= GREETING_LIMITS.meta_bytes_max
+    assert grown(meta, GREETING_LIMITS) < 16 * KIB
+
+
+def test_half_a_million_answers_of_two_bytes_are_refused_before_they_are_made():
+    answers = b"\xdd\x00\x07\xa1\x20" + b"\x91\x00" * 500_000
+    meta = b"\x83\xa4type\xa6update\xa7version\x00\xa7answers" + answers
+    # The message itself is held, and nothing of what it would become.
+    assert grown(meta, Limits(MIB, 0)) < MIB + 512 * KIB
