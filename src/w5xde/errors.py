@@ -17,6 +17,11 @@ A node that dies is not an exception but an event, and a lease that is overdue i
 from __future__ import annotations
 
 
+def shown(text: str) -> str:
+    """Words that may be a stranger's, fit for a terminal: on one line, and nothing that moves its cursor."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+
+
 class W5xdeError(Exception):
     """An error a person can act on: what happened, why, and what to do about it."""
 
@@ -36,7 +41,7 @@ class W5xdeError(Exception):
             parts.append(f"  why: {self.why}")
         if self.fix:
             parts.append(f"  fix: {self.fix}")
-        return parts
+        return [shown(part) for part in parts]
 
 
 class UserError(W5xdeError):

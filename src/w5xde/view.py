@@ -23,6 +23,7 @@ from rich.text import Text
 import w5xde
 from w5xde.api import Result, Watcher
 from w5xde.config import Settings
+from w5xde.errors import shown
 
 if TYPE_CHECKING:
     from w5xde.runtime.auditing import Report
@@ -124,7 +125,12 @@ class View(Watcher):
             parts.append(Text(self._waiting_text(), style="yellow"))
         for kind, text in self._events_after(0.0)[-EVENTS_SHOWN:]:
             parts.append(
-                Text(f"  {text}", style=_EVENT_STYLES.get(kind, "dim"), overflow="ellipsis", no_wrap=True)
+                Text(
+                    f"  {shown(text)}",
+                    style=_EVENT_STYLES.get(kind, "dim"),
+                    overflow="ellipsis",
+                    no_wrap=True,
+                )
             )
         return Group(*parts)
 
@@ -264,7 +270,7 @@ class View(Watcher):
             return
         self.say(
             f"[bold green]done[/]  {report.name} computed {report.batches:,} batches of {report.run} "
-            f"in {_clock(report.seconds_busy)} ({escape(report.reason)})",
+            f"in {_clock(report.seconds_busy)} ({escape(shown(report.reason))})",
             markup=True,
         )
 
@@ -273,7 +279,7 @@ class View(Watcher):
         if self._is_silent:
             return
         try:
-            self._console.print(text, markup=markup, emoji=False)
+            self._console.print(text if markup else shown(text), markup=markup, emoji=False)
         except (OSError, ValueError, SystemExit):
             # Nobody reads any more (a closed pipe, a closed terminal): training goes on unseen.
             self._is_silent = True
@@ -332,7 +338,7 @@ def _node_table(status: RunStatus) -> Table:
         loss = f"{node.loss:.4f}" if node.loss is not None else "-"
         style = "dim" if node.state == "gone" else ""
         table.add_row(
-            node.name, node.device, node.state, f"{node.batches_per_second:,.1f}", f"{node.share:.0%}", loss,
+            node.name, shown(node.device), node.state, f"{node.batches_per_second:,.1f}", f"{node.share:.0%}", loss,
             f"{node.waiting:.0%}", f"{_bytes(node.network_per_second)}/s", style=style,
         )  # fmt: skip
     if len(rows) > NODES_SHOWN:

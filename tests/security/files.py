@@ -205,5 +205,3 @@ def check_run_manifest(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / MANIFEST).write_bytes(data)
         refusal_of(lambda: read_manifest(Path(folder)))
-
-

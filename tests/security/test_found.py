@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+
 import msgspec
 import pytest
 
 from tests.protocol.streams import around, feed
 from tests.security import files
 from tests.security.measure import KIB, MIB, peak_bytes, refusal_of
+from w5xde.config import Settings
 from w5xde.errors import RemoteProtocolError, StorageError
 from w5xde.learn.payload import Unpacker, unpack
 from w5xde.messages import ListOf, TensorAt
@@ -19,6 +22,7 @@ from w5xde.runtime.ledger import Reading
 from w5xde.runtime.restore import restore
 from w5xde.runtime.seal import Damaged
 from w5xde.runtime.store import Store
+from w5xde.view import View
 
 NOT_UTF8 = b'{"kind":"\xff"}'
 
@@ -49,7 +53,15 @@ def test_a_run_whose_manifest_is_nonsense_is_refused_with_a_sentence(data, tmp_p
 
 # --- the step log ---------------------------------------------------------------------------------
 
-STEP = {"sizes": [[32, 2]], "step": 0, "epoch": 0, "first": 0, "ends_epoch": False, "version": 0, "shares": []}
+STEP = {
+    "sizes": [[32, 2]],
+    "step": 0,
+    "epoch": 0,
+    "first": 0,
+    "ends_epoch": False,
+    "version": 0,
+    "shares": [],
+}
 
 
 def logged_step(**changes: object) -> bytes:
@@ -170,3 +182,15 @@ def test_half_a_million_answers_of_two_bytes_are_refused_before_they_are_made():
     meta = b"\x83\xa4type\xa6update\xa7version\x00\xa7answers" + answers
     # The message itself is held, and nothing of what it would become.
     assert grown(meta, Limits(MIB, 0)) < MIB + 512 * KIB
+
+
+# --- words that are shown -------------------------------------------------------------------------
+
+ESCAPES = "\x1b[2J\x1b]0;mine\x07 a\nb\r\u202egpj.exe\x9b31m"
+
+
+def test_a_strangers_words_neither_move_the_cursor_nor_begin_a_line():
+    stream = io.StringIO()
+    View(Settings(), stream).say(f"apple was refused: {ESCAPES}")
+    assert stream.getvalue().removesuffix("\n").isprintable()
+    assert all(line.isprintable() for line in RemoteProtocolError(ESCAPES, why=ESCAPES).lines())
