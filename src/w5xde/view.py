@@ -115,9 +115,8 @@ class View(Watcher):
 
     def _picture(self) -> Group:
         if self._node is not None:
-            return Group(Text(self._node_line()))
-        assert self._coordinator is not None
-        status = self._coordinator.status()
+            return Group(Text(self._node_line(self._node)))
+        status = self._status()
         parts: list[Text | Table] = [_progress(status), Text(_rates(status), style="dim")]
         if status.nodes:
             parts.append(_node_table(status))
@@ -133,6 +132,11 @@ class View(Watcher):
                 )
             )
         return Group(*parts)
+
+    def _status(self) -> RunStatus:
+        if self._coordinator is None:
+            raise RuntimeError("nothing was started that could be shown")
+        return self._coordinator.status()
 
     def _waiting_text(self) -> str:
         waited = self._loop.time() - self._started_at
@@ -157,9 +161,8 @@ class View(Watcher):
 
     def _line(self) -> str:
         if self._node is not None:
-            return self._node_line()
-        assert self._coordinator is not None
-        status = self._coordinator.status()
+            return self._node_line(self._node)
+        status = self._status()
         if not status.nodes and not status.step:
             return self._waiting_text()
         total = f"/{status.steps_total}" if status.steps_total else ""
@@ -252,9 +255,8 @@ class View(Watcher):
             return
         self.say(text)
 
-    def _node_line(self) -> str:
-        assert self._node is not None
-        report = self._node.report
+    def _node_line(self, node: Node) -> str:
+        report = node.report
         if not report.run:
             return "looking for the coordinator"
         spent = (report.seconds_busy + report.seconds_waiting) or 1.0
@@ -338,8 +340,8 @@ def _node_table(status: RunStatus) -> Table:
         loss = f"{node.loss:.4f}" if node.loss is not None else "-"
         style = "dim" if node.state == "gone" else ""
         table.add_row(
-            node.name, shown(node.device), node.state, f"{node.batches_per_second:,.1f}", f"{node.share:.0%}", loss,
-            f"{node.waiting:.0%}", f"{_bytes(node.network_per_second)}/s", style=style,
+            node.name, shown(node.device), node.state, f"{node.batches_per_second:,.1f}", f"{node.share:.0%}",
+            loss, f"{node.waiting:.0%}", f"{_bytes(node.network_per_second)}/s", style=style,
         )  # fmt: skip
     if len(rows) > NODES_SHOWN:
         table.add_row(f"… {len(rows) - NODES_SHOWN} more", *[""] * 7)
