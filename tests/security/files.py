@@ -48,7 +48,12 @@ JOB = w5xde.Job(
     optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
     scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 5),
 )
-_learners: list[Learner] = []
+
+
+@lru_cache(1)
+def a_learner() -> Learner:
+    """One for all: whoever lets it take over something puts the honest state back."""
+    return prepare(JOB, Settings()).learner
 
 
 @lru_cache(1)
@@ -58,13 +63,13 @@ def honest_files() -> dict[str, bytes]:
 
 def check_learner_files(files: dict[str, bytes]) -> bool:
     """A learner takes them over, or says in a sentence why not; True if it took them."""
-    if not _learners:
-        _learners.append(prepare(JOB, Settings()).learner)
+    learner, honest = a_learner(), honest_files()
+    before = dict(vars(learner.scheduler))
     chance = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            refused = refusal_of(lambda: restore(_learners[0], files))
+            refused = refusal_of(lambda: restore(learner, files))
         if refused is None:
             # Generators that were given nonsense read beyond their memory.
             require(0 <= np.random.get_state()[2] <= 624, "numpy's generator points nowhere")  # type: ignore[operator] # noqa: NPY002
@@ -76,7 +81,9 @@ def check_learner_files(files: dict[str, bytes]) -> bool:
         np.random.set_state(chance[1])  # noqa: NPY002
         torch.set_rng_state(chance[2])
         # Whatever it took over, also half, must not speak in the next example.
-        _learners.clear()
+        restore(learner, honest)
+        if vars(learner.scheduler) != before:
+            a_learner.cache_clear()
     return refused is None
 
 

@@ -194,3 +194,10 @@ def test_a_strangers_words_neither_move_the_cursor_nor_begin_a_line():
     View(Settings(), stream).say(f"apple was refused: {ESCAPES}")
     assert stream.getvalue().removesuffix("\n").isprintable()
     assert all(line.isprintable() for line in RemoteProtocolError(ESCAPES, why=ESCAPES).lines())
+
+
+@pytest.mark.parametrize("name", ["step", "optimizer", "get_lr", "__init__", "load_state_dict"])
+def test_a_schedulers_state_takes_the_place_of_no_method(name):
+    facts = msgspec.json.decode(files.honest_files()["learner.json"])
+    facts["scheduler_state"]["dict"].append([name, 7])
+    assert not files.check_learner_files(files.honest_files() | {"learner.json": msgspec.json.encode(facts)})

@@ -258,9 +258,22 @@ def _restore(learner: Learner, files: dict[str, bytes]) -> None:
     learner.optimizer.load_state_dict(state)
     _keep_types(learner, state)
     if learner.scheduler is not None:
-        learner.scheduler.load_state_dict(unpack(facts.scheduler_state, training))
+        learner.scheduler.load_state_dict(
+            _plain_state(learner.scheduler, unpack(facts.scheduler_state, training))
+        )
     learner.version = facts.version
     _set_random_state(unpack(facts.random, training))
+
+
+def _plain_state(scheduler: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """torch makes every key of a scheduler's state an attribute: none may take the place of a method."""
+    methods = {
+        name for kind in type(scheduler).__mro__ for name, held in vars(kind).items() if callable(held)
+    }
+    taken = sorted(state.keys() & (methods | {"optimizer"}))
+    if taken:
+        raise ValueError(f"a scheduler's state cannot hold {taken[0]!r}")
+    return state
 
 
 def _keep_types(learner: Learner, state: dict[str, Any]) -> None:
