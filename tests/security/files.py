@@ -1,7 +1,7 @@
 """What must hold of everything that reads a run folder: a value or the documented error, whoever wrote it.
 
-Hashes prove only that bytes are as they were written, not who wrote them: what is sealed here is sealed right,
-and may hold anything.
+Hashes prove only that bytes are as they were written, not who wrote them: what is sealed here is sealed
+right, and may hold anything.
 """
 
 from __future__ import annotations
