@@ -171,9 +171,8 @@ def main() -> int:
             # What is seen is also stopped, which may end in any error.
             print(f"it broke off: {type(error).__name__}: {error}")
         seen, decoded, missed = watch.seen(), watch.decoded, blind_spots(watch)
-        print(
-            f"decoded {decoded:,} times; seen: {'; '.join(seen[:9]) or 'nothing'}; blind to: {missed or 'nothing'}"
-        )
+        print(f"decoded {decoded:,} times; seen: {'; '.join(seen[:9]) or 'nothing'}; ", end="")
+        print(f"blind to: {missed or 'nothing'}")
         return 0 if is_done and not seen and not missed else 1
 
 
