@@ -76,6 +76,7 @@ class Intake:
         peer.answered_at = now
         meter = self._meters.node(peer.name)
         meter.seconds_waiting += sane_seconds(update.waited_seconds)
+        meter.seconds_on_core += sane_seconds(update.core_seconds)
         meter.seconds_network += sane_seconds(update.network_seconds)
         meter.seconds_codec += sane_seconds(update.codec_seconds)
         meter.moved_vectors(len(vectors) * self._learner.vector_bytes, len(body))

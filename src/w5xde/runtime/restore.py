@@ -31,6 +31,7 @@ class KeptNode(msgspec.Struct, frozen=True):
     samples: int
     seconds_busy: float
     seconds_waiting: float
+    seconds_on_core: float = 0.0
     seconds_network: float = 0.0
     seconds_codec: float = 0.0
     bytes_sent: int = 0
