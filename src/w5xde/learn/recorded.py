@@ -125,7 +125,7 @@ class Recording:
             for each in parameters
         ]
         # As one row, if it lies like that already; else it is made one each time.
-        self._gradients = [each.view(-1) if each.is_contiguous() else each for each in self._gradients]
+        self._rows = [each.view(-1) if each.is_contiguous() else None for each in self._gradients]
         # Which of the parameters took no part.
         self.absent = [i for i, each in enumerate(parameters) if each.grad is None]
         del self._places, self._own, self._empty
@@ -136,7 +136,10 @@ class Recording:
             place.copy_(tensor)
         for call in self._calls:
             call()
-        return self._loss, [each.reshape(-1) for each in self._gradients]
+        return self._loss, [
+            each.reshape(-1) if row is None else row
+            for row, each in zip(self._rows, self._gradients, strict=True)
+        ]
 
     # --- making it --------------------------------------------------------------------------------
 
