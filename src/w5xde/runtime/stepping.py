@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import torch
+
 from w5xde.control import events as ev
 from w5xde.control.cut import Cut
 from w5xde.learn.learner import Contribution, Learner
@@ -91,6 +93,7 @@ class Stepping:
 
     # --- where the learner is ---------------------------------------------------------------------
 
+    @torch.no_grad()
     def _do(self, begun: list[_Decided]) -> list[Applied]:
         applied = []
         for effect, given in begun:
