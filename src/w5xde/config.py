@@ -44,6 +44,16 @@ def parse_every(text: str) -> tuple[float | None, int | None]:
     return float(found[1]) * _SECONDS[found[2]], None
 
 
+def check_norm(value: float | str) -> None:
+    """`auto`, `off`, or a positive number."""
+    try:
+        is_good = value in ("auto", "off") or 0 < float(value) < float("inf")
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise ValueError(f"max-update-norm {value} must be auto, off or a positive number")
+
+
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set, with its default. The descriptions are the help texts."""
 
@@ -61,6 +71,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(description="async: updates are at most this many steps old (default: 48, or 4 for each node)"),
     ] = None
     clip_norm: Annotated[float | None, Meta(description="clip the gradient of a step to this norm")] = None
+    max_update_norm: Annotated[
+        float | str,
+        Meta(
+            description="the largest norm of an update that is believed at its node's word: auto (ten times"
+            " the usual), off, or a number, above which it is never taken"
+        ),
+    ] = "auto"
     precision: Annotated[
         Literal["fp32", "bf16"], Meta(description="bf16: run the loss under bfloat16 autocast on the nodes")
     ] = "fp32"
@@ -156,6 +173,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"batches-per-step {self.batches_per_step} must be from 1 to 65536")
         if self.clip_norm is not None and not 0 < self.clip_norm < float("inf"):
             raise ValueError(f"clip-norm {self.clip_norm} must be a positive number")
+        check_norm(self.max_update_norm)
         parse_every(self.checkpoint_every)
         parse_compress(self.compress)
         if self.durability == "step" and self.checkpoint_every == "off":
@@ -195,6 +213,7 @@ _TRAINING = [
     "batches_per_step",
     "staleness",
     "clip_norm",
+    "max_update_norm",
     "precision",
     "seed",
     "shuffle",

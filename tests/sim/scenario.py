@@ -10,6 +10,8 @@ import random
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from w5xde.control.leases import Lease
+
 FAULTS = (
     "crash",  # a node's process dies, and mostly comes back
     "cut",  # a connection breaks, both ends live on
@@ -31,6 +33,9 @@ FAULTS = (
     "full",  # the disk is full, or cannot sync, for a while
     "rot",  # bits of the newest checkpoint flip while the coordinator is dead
     "revenant",  # answers to leases of an earlier life come in a later one
+    "liar",  # a node whose updates are now and then not finite, or far too large
+    "steep",  # batches whose gradients are honestly far larger than the others'
+    "spoiled",  # a step that would leave numbers that are not finite, and is undone
 )
 _DEADLY = ("rot", "revenant", "failure", "broken", "cut")
 # Few enough for a seed to take milliseconds, many enough for several steps of any size.
@@ -85,6 +90,8 @@ class Scenario:
     joins_at: tuple[float, ...] = ()
     failure_chance: float = 0.0
     loss_chance: float = 0.0
+    # The largest norm that is believed; honest ones are about 1, steep ones 50, those of lies more.
+    max_update_norm: str = "off"
     # What is kept, and how long writing it and starting again take.
     durability: str = "checkpoint"
     save_seconds: float | None = None
@@ -106,6 +113,16 @@ class Scenario:
             for first in range(0, len(sizes), self.step_batches)
         ]
         object.__setattr__(self, "steps", tuple(found[: self.step_limit]))
+
+    def norm(self, lease: Lease) -> float:
+        """How large an honest update for this lease is: one in five batches may be steep."""
+        norms = []
+        for place in range(*lease.span):
+            chance = random.Random(f"{self.seed} {lease.step.epoch} {lease.step.first + place}")
+            is_steep = "steep" in self.faults and chance.random() < 0.2
+            share = lease.step.sizes[place] / lease.step.samples
+            norms.append(share * chance.uniform(0.8, 1.2) * (50.0 if is_steep else 1.0))
+        return sum(norms)
 
     @property
     def batches(self) -> int:
@@ -170,6 +187,7 @@ class Scenario:
             joins_at=tuple(late) if "late" in faults else (),
             failure_chance=rng.choice((0.01, 0.1)) if "failure" in faults else 0.0,
             loss_chance=rng.uniform(0.0, 0.3) if "loss" in faults else 0.0,
+            max_update_norm=rng.choice(("auto", "100")),
             durability=rng.choice(("checkpoint", "step")),
             save_seconds=None if save_steps else rng.choice((0.1, 1.0, 30.0)),
             save_steps=save_steps,
@@ -207,6 +225,7 @@ def _deadly(seed: int, rng: random.Random) -> Scenario:
             *(Blow(rng.uniform(0, 2 * expected), trouble, 0, rng.uniform(0.05, 0.5)) for _ in range(3)),
         ),
         failure_chance=0.2 if "failure" in faults else 0.0,
+        max_update_norm=rng.choice(("auto", "100")),
         durability=rng.choice(("checkpoint", "step", "step")),
         save_seconds=None,
         save_steps=rng.choice((1, 3)),

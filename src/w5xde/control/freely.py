@@ -96,6 +96,11 @@ class Async(Mode):
         self._applying.discard(step)
         return ()
 
+    def reopen(self, work: StepWork) -> None:
+        self._applying.discard(work.plan.index)
+        self._works[work.plan.index] = work
+        self._again.append(work)
+
     def overtake(self, now: float) -> None:
         self._overtaken = {number for number in self._overtaken if self.leases.holds(number)}
         for lease in self.leases:

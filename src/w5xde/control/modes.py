@@ -67,6 +67,10 @@ class Mode(ABC):
         """The learner has applied a complete step; returns who may be waiting for that."""
 
     @abstractmethod
+    def reopen(self, work: StepWork) -> None:
+        """A complete step changed nothing: what of it is free is to be lent again."""
+
+    @abstractmethod
     def overtake(self, now: float) -> None:
         """Look for leases that are so late that somebody else should compute them too."""
 
@@ -148,6 +152,9 @@ class Sync(Mode):
             raise ValueError(f"step {step} was applied while {self._applying} was expected")
         self._applying = None
         return self.members
+
+    def reopen(self, work: StepWork) -> None:
+        self._work, self._applying = work, None
 
     def overtake(self, now: float) -> None:
         """Nothing to look for: idle nodes are offered late spans whenever they ask."""
@@ -244,7 +251,9 @@ class Sync(Mode):
                 continue
             left = lease.expected_at - now
             overdue = max(OVERDUE_SECONDS_MIN, 0.5 * (lease.expected_at - lease.granted_at))
-            is_sooner = in_turn and left > span.count * mine * COPY_FACTOR + COPY_MARGIN_SECONDS
+            # Where it failed already, it is tried again only if nobody else gets on with it.
+            may_be_sooner = in_turn and member.name not in work.failures.get(span, ())
+            is_sooner = may_be_sooner and left > span.count * mine * COPY_FACTOR + COPY_MARGIN_SECONDS
             if (is_sooner or -left > overdue) and abs(left) > latest:
                 best, latest = span, abs(left)
         return best

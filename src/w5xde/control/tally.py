@@ -40,6 +40,18 @@ class Tally:
     def decide(self, step: Step) -> None:
         self._applying[step.plan.index] = step
 
+    def undo(self, step: Step) -> list[Step]:
+        """The learner did not make the step, nor any decided since: they are decided no more.
+
+        Nothing, if that is known already.
+        """
+        if self._applying.get(step.plan.index) is not step:
+            return []
+        undone = [each for each in self._applying.values() if each.version >= step.version]
+        for each in undone:
+            del self._applying[each.plan.index]
+        return undone
+
     def apply(self, index: int) -> Step:
         """The learner has applied the step."""
         step = self._applying.pop(index)

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator
 
 import w5xde
 from w5xde.config import Settings
-from w5xde.control.coordinator import CoordinatorCore, CoreSettings
+from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.cut import Cut
 from w5xde.control.ledger import Record
 from w5xde.control.plan import Plan
-from w5xde.errors import StorageError, UsageError
+from w5xde.control.settings import CoreSettings
+from w5xde.errors import StorageError, UsageError, W5xdeError
 from w5xde.learn.codecs.receiver import CodecReceiver
 from w5xde.learn.data import Start
-from w5xde.learn.learner import Learner
+from w5xde.learn.job import describe
+from w5xde.learn.learner import Learner, Spoiled
 from w5xde.learn.prepare import Prepared
 from w5xde.runtime.buffers import Buffers
 from w5xde.runtime.keeper import Keeper
@@ -43,6 +45,7 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         save_seconds=settings.save_seconds,
         save_steps=settings.save_steps,
         logs_steps=settings.durability == "step",
+        max_update_norm=str(settings.max_update_norm),
     )
     return CoordinatorCore(plan, core, cut)
 
@@ -113,6 +116,13 @@ async def listen_again(
         except UsageError:
             note(f"port {port_before} is taken meanwhile; nodes from before must join anew")
     return await listen(reception.make_connection, settings.host, settings.port, settings.road)
+
+
+def words_for(error: BaseException) -> str:
+    """Why training cannot go on."""
+    if isinstance(error, W5xdeError):
+        return error.what
+    return str(error) if isinstance(error, Spoiled) else describe(error)
 
 
 def words_of(restored: Restored | None, core: CoordinatorCore, life: int) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ from w5xde.config import Settings
 from w5xde.control import events as ev
 from w5xde.control.coordinator import TICK_SECONDS
 from w5xde.control.members import BEAT_SECONDS
-from w5xde.errors import TrainingError, W5xdeError
+from w5xde.errors import TrainingError
 from w5xde.learn.checkpoint import model_file
 from w5xde.learn.device import use_threads
 from w5xde.learn.job import describe
@@ -48,7 +48,7 @@ from w5xde.runtime.stepping import Applied, Stepping
 INLINE_VECTOR_BYTES = 256 * 1024
 METRICS_SECONDS = 1.0
 # What is decided for the learner, and done together if it comes together.
-LEARNERS = (ev.Fold, ev.Step, ev.SetAside)
+LEARNERS = (ev.Fold, ev.Step, ev.SetAside, ev.Reopen)
 EVENTS_KEPT = 200
 # How long a second Ctrl-C waits for a checkpoint that is being written.
 IMPATIENCE_SECONDS = 3.0
@@ -155,6 +155,8 @@ class Coordinator:
             self.meters,
             cut=lambda: self._core.cut(self._loop.time()),
             applied=self._applied,
+            undone=self.dispatch,
+            rewind=self._desk.rewind,
         )
         self._intake = Intake(
             self._reception,
@@ -177,6 +179,7 @@ class Coordinator:
             ev.Fold: self._stepping.fold,
             ev.SetAside: self._stepping.set_aside,
             ev.Step: self._stepping.step,
+            ev.Reopen: self._stepping.reopen,
             ev.Save: self._save,
             ev.Evaluate: lambda effect: self._evaluator.measure(self._actor),
             ev.Close: self._close,
@@ -311,10 +314,10 @@ class Coordinator:
     def _learner_broke(self, error: BaseException) -> None:
         # Half a step may have been applied: what the learner holds now is not to be kept.
         self._is_whole = False
-        self._broke(error)
+        self.dispatch(ev.Broke(f"{begin.words_for(error)}; {self._keeper.store.last_good}"))
 
     def _broke(self, error: BaseException) -> None:
-        self.dispatch(ev.Broke(error.what if isinstance(error, W5xdeError) else describe(error)))
+        self.dispatch(ev.Broke(begin.words_for(error)))
 
     # --- evaluation -------------------------------------------------------------------------------
 

@@ -65,6 +65,11 @@ class LendingDesk:
         for key in keys:
             self._loader.get(key, lambda packed, key=key: arrived(key, packed))  # type: ignore[misc]
 
+    def rewind(self) -> None:
+        """Versions that were to come will be others: what is on its way to nodes is what they have."""
+        for peer in self._reception.peers:
+            peer.version_asked = peer.version
+
     def cancel(self, node: str, leases: list[int]) -> None:
         peer = self._reception.get(node)
         if peer is not None:

@@ -120,6 +120,10 @@ class Reception:
     def get(self, name: str) -> Peer | None:
         return self._peers.get(name)
 
+    @property
+    def peers(self) -> list[Peer]:
+        return list(self._peers.values())
+
     def __len__(self) -> int:
         return len(self._peers)
 
