@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from w5xde.compression import Directions, parse_compress
+from w5xde.compression import Directions, is_lossy, parse_compress
 from w5xde.errors import UsageError
 from w5xde.messages import NODE_NAME_PATTERN
 from w5xde.runs import find_run, read_manifest
@@ -78,6 +78,15 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             " the usual), off, or a number, above which it is never taken"
         ),
     ] = "auto"
+    verify: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="share of the work that the coordinator computes again and compares, to find cheats"
+            " (of a new node always the first ten leases)",
+        ),
+    ] = 0.0
     precision: Annotated[
         Literal["fp32", "bf16"], Meta(description="bf16: run the loss under bfloat16 autocast on the nodes")
     ] = "fp32"
@@ -176,6 +185,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         check_norm(self.max_update_norm)
         parse_every(self.checkpoint_every)
         parse_compress(self.compress)
+        if self.verify and any(is_lossy(each) for each in (self.directions.up, self.directions.down)):
+            raise ValueError(f"verify needs exact updates: compress {self.compress!r} is lossy")
         if self.durability == "step" and self.checkpoint_every == "off":
             raise ValueError("durability step needs checkpoints: checkpoint-every must not be off")
 
@@ -214,6 +225,7 @@ _TRAINING = [
     "staleness",
     "clip_norm",
     "max_update_norm",
+    "verify",
     "precision",
     "seed",
     "shuffle",

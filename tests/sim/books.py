@@ -139,7 +139,7 @@ class Books:
                     )
             case ev.Reject():
                 require(
-                    isinstance(event, ev.Answered | ev.Failed)
+                    isinstance(event, ev.Answered | ev.Failed | ev.Verified)
                     and event.node == effect.node
                     and effect.lease in leases_of(event),
                     f"{effect} answers {event}",
@@ -165,7 +165,7 @@ class Books:
                         silent > SILENCE_SECONDS - EPSILON_SECONDS,
                         f"{effect} after {silent:.2f} s of silence",
                     )
-                if "were bad" in effect.reason:
+                if "were bad" in effect.reason or "is wrong" in effect.reason:
                     is_liar = "liar" in self._scenario.faults and effect.node.partition("-")[0] == "n0"
                     require(is_liar, f"{effect}, who never lied")
                 self._gone(effect.node)
@@ -246,9 +246,9 @@ class Books:
     # --- folding and stepping ---------------------------------------------------------------------
 
     def _may_fold(self, event: ev.Event, lease: Lease) -> None:
-        require(isinstance(event, ev.Answered), f"{event} is no answer, but {lease} is folded")
-        if isinstance(event, ev.Answered):
-            is_its = event.node == lease.node and lease.id in event.leases
+        require(isinstance(event, ev.Answered | ev.Verified), f"{event} is no answer, but {lease} is folded")
+        if isinstance(event, ev.Answered | ev.Verified):
+            is_its = event.node == lease.node and lease.id in leases_of(event)
             require(is_its, f"{event} is folded as {lease}")
         require(self._outstanding.pop(lease.id, None) == lease, f"{lease} is folded, but is not outstanding")
         stale = self._version - lease.version
@@ -371,5 +371,5 @@ class Books:
             )
 
 
-def leases_of(event: ev.Answered | ev.Failed | ev.Dropped) -> Sequence[int]:
+def leases_of(event: ev.Answered | ev.Failed | ev.Verified | ev.Dropped) -> Sequence[int]:
     return event.leases if isinstance(event, ev.Answered) else [event.lease]

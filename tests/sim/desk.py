@@ -68,15 +68,19 @@ class Desk:
             save_steps=scenario.save_steps,
             logs_steps=self.keeper.steps is not None,
             max_update_norm=scenario.max_update_norm,
+            verify=scenario.verify,
         )
-        self.core = CoordinatorCore(plan, settings, self.restored.cut if self.restored is not None else None)
+        cut = self.restored.cut if self.restored is not None else None
+        self.core = CoordinatorCore(
+            plan, settings, cut, random.Random(f"{scenario.seed} verify {world.lives}")
+        )
         self.books = Books(
             self.core, scenario, self.counter, past.books if past is not None else None, world.now
         )
         self.finish: ev.Finish | None = None
         self.lines: list[Line] = []
         self._peers: dict[str, Line] = {}
-        self._incoming: dict[int, Sum] = {}
+        self._incoming: dict[tuple[str, int], Sum] = {}
         self._trees: dict[int, PairwiseTree[Sum | None]] = {}
         self._events: deque[ev.Event] = deque()
         self._is_dispatching = False
@@ -84,6 +88,7 @@ class Desk:
         self._beat_at = 0.0
         self._perform: dict[type, Callable[[Any], None]] = {
             ev.Assign: self._assign,
+            ev.Verify: self._verify,
             ev.Cancel: self._cancel,
             ev.Expire: lambda effect: None,
             ev.Reject: self._reject,
@@ -233,7 +238,7 @@ class Desk:
             if answer.total is None:
                 raise AssertionError(f"{answer} is no answer")
             self._world.remember(name, answer)
-            self._incoming[answer.lease] = answer.total
+            self._incoming[name, answer.lease] = answer.total
         norms = [answer.norm for answer in answers]
         self.tell(ev.Answered(name, [answer.lease for answer in answers], batch_seconds, norms=norms))
 
@@ -268,14 +273,20 @@ class Desk:
         if line is not None:
             line.to_node(line.machine.cancelled, effect.leases)
 
+    def _verify(self, effect: ev.Verify) -> None:
+        lease = effect.lease
+        wrong = "it is a lie" if self._incoming[lease.node, lease.id] == LIE else ""
+        seconds = self._rng.uniform(0, self._scenario.verifying_seconds)
+        self.later(seconds, self.tell, ev.Verified(lease.node, lease.id, wrong))
+
     def _reject(self, effect: ev.Reject) -> None:
-        self._incoming.pop(effect.lease, None)
+        self._incoming.pop((effect.node, effect.lease), None)
         line = self._peers.get(effect.node)
         if line is not None:
             line.to_node(line.machine.heard)
 
     def _fold(self, effect: ev.Fold) -> None:
-        total = self._incoming.pop(effect.lease.id)
+        total = self._incoming.pop((effect.lease.node, effect.lease.id))
         require(total != LIE, f"a lie is folded: {effect}")
         self.books.folded(effect.lease)
         self._put(effect.lease.step.index, effect.lease.step.count, effect.lease.span, total)

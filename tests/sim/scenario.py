@@ -92,6 +92,9 @@ class Scenario:
     loss_chance: float = 0.0
     # The largest norm that is believed; honest ones are about 1, steep ones 50, those of lies more.
     max_update_norm: str = "off"
+    # The share of leases that is computed again, and how long that takes at most.
+    verify: float = 0.0
+    verifying_seconds: float = 0.0
     # What is kept, and how long writing it and starting again take.
     durability: str = "checkpoint"
     save_seconds: float | None = None
@@ -137,6 +140,7 @@ class Scenario:
     def deadline(self) -> float:
         """When a run must be over if one node is healthy from `quiet_at` on, the slowest and all alone."""
         slowest = (max(self.nodes) + 4 * self.delay_seconds) * (1 + self.unevenness)
+        slowest += self.verifying_seconds * (self.verify > 0)
         overheads = len(self.steps) * (self.learner_seconds + self.reading_seconds + 4 * self.delay_seconds)
         if self.loss_chance:
             slowest += 4.0 * self.loss_chance
@@ -188,6 +192,8 @@ class Scenario:
             failure_chance=rng.choice((0.01, 0.1)) if "failure" in faults else 0.0,
             loss_chance=rng.uniform(0.0, 0.3) if "loss" in faults else 0.0,
             max_update_norm=rng.choice(("auto", "100")),
+            verify=rng.choice((0.0, 0.0, 0.3, 1.0)),
+            verifying_seconds=rng.choice((0.0, 0.05, 1.0)),
             durability=rng.choice(("checkpoint", "step")),
             save_seconds=None if save_steps else rng.choice((0.1, 1.0, 30.0)),
             save_steps=save_steps,
@@ -226,6 +232,8 @@ def _deadly(seed: int, rng: random.Random) -> Scenario:
         ),
         failure_chance=0.2 if "failure" in faults else 0.0,
         max_update_norm=rng.choice(("auto", "100")),
+        verify=rng.choice((0.0, 0.0, 0.3, 1.0)),
+        verifying_seconds=rng.choice((0.0, 0.1)),
         durability=rng.choice(("checkpoint", "step", "step")),
         save_seconds=None,
         save_steps=rng.choice((1, 3)),

@@ -310,6 +310,8 @@ class World:
         is_liar = "liar" in self.scenario.faults and machine is self.machines[0]
         if not is_liar or self._is_calm or self._rng.random() < 0.7:
             return 0.0
+        if self.scenario.verify == 1.0:
+            return self._rng.choice((math.inf, 1.0))  # it looks like any other
         # What is usual takes a while to be learned: until then only a limit that is a number knows better.
         return math.inf if self.scenario.max_update_norm == "auto" else self._rng.choice((math.inf, 1e6))
 

@@ -6,10 +6,12 @@ very code: `for effect in core.handle(event, now): perform(effect)`.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from w5xde.control import events as ev
+from w5xde.control.amends import Amends
 from w5xde.control.cut import Accounts, Cut, Progress
 from w5xde.control.failures import Failures
 from w5xde.control.freely import Async
@@ -21,6 +23,7 @@ from w5xde.control.plan import Plan
 from w5xde.control.saving import Saver
 from w5xde.control.settings import CoreSettings
 from w5xde.control.tally import Tally
+from w5xde.control.verification import Verification
 from w5xde.control.work import StepWork
 from w5xde.tree import Span
 
@@ -31,8 +34,14 @@ TICK_SECONDS = 0.1
 class CoordinatorCore:
     """All decisions of a run, as one state machine."""
 
-    def __init__(self, plan: Plan, settings: CoreSettings, cut: Cut | None = None) -> None:
-        """A new run, or with the cut of an earlier life the rest of one."""
+    def __init__(
+        self,
+        plan: Plan,
+        settings: CoreSettings,
+        cut: Cut | None = None,
+        chance: random.Random | None = None,
+    ) -> None:
+        """A new run, or with the cut of an earlier life the rest of one. `chance`: what nobody foresees."""
         self.plan = plan
         self.members = Members()
         self.leases = Leases(settings.incarnation)
@@ -50,6 +59,8 @@ class CoordinatorCore:
         self._stop_reason = ""
         self._judge = Judge(settings.max_update_norm)
         self._failures = Failures(self.mode, self.members, self.leases, self.tally, self._judge)
+        self._verification = Verification(settings.verify, chance or random.Random(0), self.leases)
+        self._amends = Amends(self.mode, self.leases, self.tally, self._verification)
         # Steps that were undone once.
         self._undone: set[int] = set()
         # To be said as soon as somebody listens.
@@ -63,6 +74,7 @@ class CoordinatorCore:
             ev.Left: self._left,
             ev.Answered: self._answered,
             ev.Failed: self._failed,
+            ev.Verified: self._verified,
             ev.Dropped: self._dropped,
             ev.Discovered: self._discovered,
             ev.Stepped: self._stepped,
@@ -97,6 +109,7 @@ class CoordinatorCore:
 
     def _joined(self, event: ev.Joined, now: float) -> list[ev.Effect]:
         member = self.members.join(event.node, now, event.machine, event.slots)
+        self._verification.joined(event.node)
         return [ev.Note("joined", f"{event.node} joined", {"node": event.node}), *self._lend([member], now)]
 
     def _left(self, event: ev.Left, now: float) -> list[ev.Effect]:
@@ -161,6 +174,11 @@ class CoordinatorCore:
 
     def _take(self, node: str, number: int, norm: float, now: float, effects: list[ev.Effect]) -> None:
         """The answer to one lease: what is to happen with it."""
+        held = self.leases.get(number) if self._verification.holds_back(number) else None
+        if held is not None and held.node == node:
+            # The lease stays what it is meanwhile: it may even be overtaken, or its node go.
+            effects += [ev.Verify(held)] if self._verification.begin(number, norm) else []
+            return
         lease, member = self._settle(node, number, now)
         if isinstance(lease, str):
             effects.append(ev.Reject(node, number, lease, fenced=True))
@@ -180,6 +198,17 @@ class CoordinatorCore:
         complete = self.mode.take(lease)
         if complete is not None:
             effects += self._step(complete, now)
+
+    def _verified(self, event: ev.Verified, now: float) -> list[ev.Effect]:
+        norm = self._verification.end(event.lease)
+        if event.wrong:
+            lease, _ = self._settle(event.node, event.lease, now)
+            reason = f"an update of it was computed again, and is wrong: {event.wrong}"
+            told = self._amends.convict(event, lease, reason, self.version)
+            return told + (self._turn_out(event.node, reason, now) if event.node in self.members else [])
+        effects: list[ev.Effect] = []
+        self._take(event.node, event.lease, norm, now, effects)
+        return effects + ([] if self.is_finished else self._lend_to(self.members.get(event.node), now))
 
     def _failed(self, event: ev.Failed, now: float) -> list[ev.Effect]:
         lease, member = self._settle(event.node, event.lease, now)
@@ -228,11 +257,7 @@ class CoordinatorCore:
 
     def _step(self, work: StepWork, now: float) -> list[ev.Effect]:
         step = work.plan
-        needless: dict[str, list[int]] = {}
-        for lease in self.leases.of_step(step.index):
-            self.leases.end(lease)
-            needless.setdefault(lease.node, []).append(lease.id)
-        effects: list[ev.Effect] = [ev.Cancel(node, leases) for node, leases in needless.items()]
+        effects = self._amends.end_leases(step.index)
         shares = work.tree.take(Span(0, step.count)) or []
         told, out = self._failures.blame(step.index, shares)
         if not shares:
@@ -242,6 +267,7 @@ class CoordinatorCore:
             return effects + self._end_epoch(step.epoch) + self._finish_if_settled()
         decided = ev.Step(step, self.version, shares)
         self.tally.decide(decided)
+        self._verification.applied(shares)
         self.version += 1
         effects += [decided, *told]
         for node, reason in out.items():
@@ -261,19 +287,9 @@ class CoordinatorCore:
         return [*self._reopen(event), *self._lend(self.members, now)]
 
     def _reopen(self, event: ev.Undone) -> list[ev.Effect]:
-        undone = self.tally.undo(event.step)
-        if not undone:
-            return []
-        # Whatever was decided after it was not made either.
-        self.version = event.step.version
-        self.leases.rewind(self.version)
-        text = f"{event.reason}: it is undone, and its batches are lent again"
-        effects: list[ev.Effect] = [ev.Note("undone", text, {"step": event.step.plan.index})]
-        for step in undone:
-            given = {i for start, stop, _, _ in step.shares for i in range(start, stop)}
-            empty = [Span(i, i + 1) for i in range(step.plan.count) if i not in given]
-            self.mode.reopen(StepWork.again(step.plan, empty))
-            effects.append(ev.Reopen(step.plan, step.version, empty))
+        effects = self._amends.undo(event)
+        if effects:
+            self.version = event.step.version
         return effects
 
     def _stepped(self, event: ev.Stepped, now: float) -> list[ev.Effect]:
@@ -304,20 +320,9 @@ class CoordinatorCore:
 
     def _end_epoch(self, epoch: int) -> list[ev.Effect]:
         """What is to be said if that was the last of an epoch."""
-        if not self.accounts.is_over(epoch):
-            return []
-        aside = self.accounts.aside_of(epoch)
-        if not self.tally.complete(epoch):
-            if self.is_finished:
-                return []
-            batches = ", ".join(str(each.batch) for each in aside)
-            text = (
-                f"epoch {epoch + 1} is not complete: batch{'es' * (len(aside) > 1)} {batches} failed wherever"
-            )
-            return self._finish("", error=f"{text} tried ({aside[0].reason})")
-        without = f" without {len(aside)} that failed" if aside else ""
-        facts = {"epoch": epoch + 1, "aside": [each.batch for each in aside]}
-        return [ev.Note("epoch", f"epoch {epoch + 1} is complete{without}", facts)]
+        told = self.tally.end(epoch, is_finished=self.is_finished)
+        self.is_finished |= any(isinstance(each, ev.Finish) for each in told)
+        return told
 
     def _discovered(self, event: ev.Discovered, now: float) -> list[ev.Effect]:
         self.plan.discovered(event.epoch, event.samples)
@@ -392,4 +397,4 @@ class CoordinatorCore:
         granted = self.mode.grants(candidates, self.version, now)
         if granted and self.started_at is None:
             self.started_at = now
-        return [ev.Assign(leases[0].node, leases) for leases in granted]
+        return [ev.Assign(each[0].node, each, self._verification.choose(each)) for each in granted]

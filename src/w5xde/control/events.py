@@ -64,6 +64,15 @@ class Failed:
 
 
 @dataclass(slots=True)
+class Verified:
+    """What a node gave for a lease was computed again: whether it is right, and if not, what is wrong."""
+
+    node: str
+    lease: int
+    wrong: str = ""
+
+
+@dataclass(slots=True)
 class Dropped:
     """A node skipped a lease that had been cancelled, or it could not be sent to it."""
 
@@ -132,6 +141,15 @@ class Assign:
 
     node: str
     leases: list[Lease]
+    # Those whose answers will be verified.
+    verify: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Verify:
+    """Compute this lease too, and compare: its answer is there, and waits."""
+
+    lease: Lease
 
 
 @dataclass(slots=True)
@@ -211,7 +229,7 @@ class SetAside:
 
 @dataclass(slots=True)
 class Reopen:
-    """This step was decided and changed nothing: its batches are lent again. Of those that were set aside
+    """This step begins anew, and changed nothing: its batches are lent again. Of those that were set aside
     the places stay empty."""
 
     plan: StepPlan
@@ -261,6 +279,7 @@ class Finish:
 
 Effect: TypeAlias = (
     Assign
+    | Verify
     | Cancel
     | Expire
     | Reject
@@ -280,6 +299,7 @@ Event: TypeAlias = (
     | Left
     | Answered
     | Failed
+    | Verified
     | Dropped
     | Discovered
     | Stepped

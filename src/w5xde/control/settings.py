@@ -22,3 +22,5 @@ class CoreSettings:
     save_steps: int | None = None
     logs_steps: bool = False
     max_update_norm: str = OFF
+    # The share of leases that is verified.
+    verify: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 
 import w5xde
@@ -27,6 +28,17 @@ from w5xde.runtime.roads import Door, configure, listen
 
 def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | None) -> CoordinatorCore:
     """The mind of this life of the coordinator."""
+    if (
+        settings.verify
+        and prepared.source.draws
+        and settings.data == "stream"
+        and not settings.loader_workers
+    ):
+        raise UsageError(
+            "verify: the data set draws random numbers while it is read, beside what is computed again",
+            code="W5-210",
+            fix="let others read it: --loader-workers 1, or --data local",
+        )
     plan = Plan(
         step_batches=settings.step_batches,
         epoch_limit=settings.epoch_limit,
@@ -46,8 +58,10 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         save_steps=settings.save_steps,
         logs_steps=settings.durability == "step",
         max_update_norm=str(settings.max_update_norm),
+        verify=settings.verify,
     )
-    return CoordinatorCore(plan, core, cut)
+    # What is verified must not be foreseen by anybody who knows the run's seed.
+    return CoordinatorCore(plan, core, cut, random.SystemRandom())
 
 
 def start_of(plan: Plan) -> Start:

@@ -32,6 +32,7 @@ from w5xde.runtime.accountant import Accountant
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.audience import Audience
 from w5xde.runtime.desk import LendingDesk
+from w5xde.runtime.ending import keep_last
 from w5xde.runtime.evaluator import Evaluator
 from w5xde.runtime.intake import Intake
 from w5xde.runtime.keeper import Keeper
@@ -43,6 +44,7 @@ from w5xde.runtime.restore import Restored
 from w5xde.runtime.roads import Door
 from w5xde.runtime.status import RunStatus
 from w5xde.runtime.stepping import Applied, Stepping
+from w5xde.runtime.verifier import Verifier
 
 # Below this an update is folded on the loop: it costs less than handing it to a thread.
 INLINE_VECTOR_BYTES = 256 * 1024
@@ -137,6 +139,9 @@ class Coordinator:
             inline=inline,
             prepare=lambda: use_threads(self._settings.threads),
         )
+        self._verifier = Verifier(
+            self._prepared, self._settings, self._actor, self._core.leases.holds, self._broke, self.dispatch
+        )
         self._desk = LendingDesk(
             self._reception,
             self._loader,
@@ -146,6 +151,7 @@ class Coordinator:
             self.meters,
             self._settings.directions.down,
             dropped=lambda node, lease: self.dispatch(ev.Dropped(node, lease)),
+            sent=self._verifier.sent,
         )
         self._stepping = Stepping(
             self._learner,
@@ -172,7 +178,8 @@ class Coordinator:
         self._evaluator = Evaluator(self._prepared, self._evaluated, self._evaluation_failed)
         self._keeper.start(self._actor, self._writer, self.dispatch, self._storage_note)
         self._perform: dict[type, Callable[[Any], None]] = {
-            ev.Assign: lambda effect: self._desk.lend(effect.node, effect.leases),
+            ev.Assign: lambda effect: self._desk.lend(effect.node, effect.leases, effect.verify),
+            ev.Verify: lambda effect: self._verifier.verify(effect, self._stepping.answer_to),
             ev.Cancel: lambda effect: self._desk.cancel(effect.node, effect.leases),
             ev.Expire: lambda effect: None,
             ev.Reject: self._intake.reject,
@@ -202,6 +209,7 @@ class Coordinator:
     def _stop_helpers(self) -> None:
         self._loader.stop()
         self._actor.stop()
+        self._verifier.stop()
         self._writer.stop()
         self._evaluator.stop()
 
@@ -373,7 +381,10 @@ class Coordinator:
         """Evaluate a last time, save the model, and sum up."""
         # Saved first: whatever the evaluation does, what was learned is kept.
         self._recorder.save_model(model_file(self._learner.flat.module))
-        self._keep_last()
+        if self.is_over and self._is_whole and self._settings.checkpoint_every != "off":
+            told = keep_last(self._keeper, self._core, self._learner.version, self.meters, self._loop.time())
+            if told:
+                self._storage_note(told)
         if self.is_over:
             self._evaluator.measure_last()
         status = self.status()
@@ -384,15 +395,3 @@ class Coordinator:
         self._recorder.manifest({"reason": self.reason, "result": summary, "ledger": self._keeper.head})
         self._audience.tell(lambda callback: callback.on_end(status, summary))
         return summary
-
-    def _keep_last(self) -> None:
-        """A checkpoint of the end, if what the learner holds is whole."""
-        cut = self._core.cut(self._loop.time())
-        is_wanted = self._settings.checkpoint_every != "off" and self.is_over and self._is_whole
-        if not is_wanted or self._learner.version != cut.version:
-            return
-        error = self._keeper.save_last(cut, self.meters.kept())
-        if error:
-            self._storage_note(f"the last checkpoint could not be written: {error}")
-        else:
-            self._core.progress.durable_steps = cut.progress.steps

@@ -34,6 +34,7 @@ class LendingDesk:
         meters: Meters,
         compress: str,
         dropped: Callable[[str, int], None],
+        sent: Callable[[Peer, Lease, list[Packed]], None],
     ) -> None:
         self._reception = reception
         self._loader = loader
@@ -41,11 +42,14 @@ class LendingDesk:
         self._meters = meters
         self._leases = leases
         self._dropped = dropped
+        self._sent = sent
+        self._to_verify: set[int] = set()
         self._loop = asyncio.get_running_loop()
         self._snapshots = Snapshots(learner, compress, self._loop.time)
 
-    def lend(self, node: str, leases: list[Lease]) -> None:
-        """Send these leases together, as soon as their batches are there."""
+    def lend(self, node: str, leases: list[Lease], verify: list[int]) -> None:
+        """Send these leases together, as soon as their batches are there; some are to be verified."""
+        self._to_verify.update(verify)
         peer = self._reception.get(node)
         if peer is None:
             for lease in leases:
@@ -99,6 +103,7 @@ class LendingDesk:
             if lease not in wanted:
                 self._dropped(peer.name, lease.id)
         if not wanted or peer.is_gone:
+            self._to_verify.difference_update(lease.id for lease in leases)
             return
         pieces: list[memoryview] = []
         loans = []
@@ -111,6 +116,9 @@ class LendingDesk:
                 batches.append(Batch(step.first + position, packed.samples, at, packed.item))
                 pieces += packed.pieces
                 at += packed.body_bytes
+            if lease.id in self._to_verify:
+                self._to_verify.discard(lease.id)
+                self._sent(peer, lease, [found[key] for key in step.keys[start:stop]])
             loans.append(Loan(lease.id, step.epoch, start, stop, step.count, step.samples, batches))
         self._reception.allow_leases(peer, len(wanted))
         count = sum(lease.span.count for lease in wanted)

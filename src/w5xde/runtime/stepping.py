@@ -75,6 +75,10 @@ class Stepping:
     def arrived(self, lease: int, contribution: Contribution) -> None:
         self._incoming[lease] = contribution
 
+    def answer_to(self, lease: int) -> Contribution | None:
+        """What came for a lease and is not decided on."""
+        return self._incoming.get(lease)
+
     def forget(self, lease: int) -> None:
         self._incoming.pop(lease, None)
 
@@ -92,6 +96,7 @@ class Stepping:
         self._loader.release(effect.plan.keys[effect.span.start : effect.span.stop])
 
     def reopen(self, effect: ev.Reopen) -> None:
+        """Begin a step anew."""
         self._begun.append((effect, None))
         self._rewind()
 
@@ -118,6 +123,7 @@ class Stepping:
             elif isinstance(effect, ev.SetAside):
                 self._learner.fold(effect.plan.index, effect.plan.count, effect.span, None)
             elif isinstance(effect, ev.Reopen):
+                self._learner.drop(effect.plan.index)
                 for span in effect.empty:
                     self._learner.fold(effect.plan.index, effect.plan.count, span, None)
             elif isinstance(given, Contribution):
