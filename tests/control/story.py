@@ -83,6 +83,7 @@ class Teller:
                 skip_bad_batches=given.pop("skip", "no") == "yes",
                 save_steps=int(given.pop("save", "0")) or None,
                 max_update_norm=given.pop("norm", "off"),
+                verify=float(given.pop("verify", "0")),
             ),
         )
         if given:
@@ -99,6 +100,7 @@ class Teller:
             "spoil": lambda words: self._say(
                 ev.Failed(words[0], lease(words[1]), "its gradient is not finite", math.inf)
             ),
+            "verified": lambda words: self._say(ev.Verified(words[0], lease(words[1]), " ".join(words[2:]))),
             "undone": self._undone,
             "drop": lambda words: self._say(ev.Dropped(words[0], lease(words[1]))),
             "stepped": self._stepped,
@@ -228,6 +230,8 @@ def in_words(effect: ev.Effect) -> str:
                 f"{batches(Span(start, stop))} by {node}" for start, stop, node, _ in effect.shares
             )
             return f"apply step {effect.plan.index} to v{effect.version}: {shares}"
+        case ev.Verify():
+            return f"verify {short(effect.lease.id)}"
         case ev.Reopen():
             return f"open step {effect.plan.index} again"
         case ev.Evaluate():

@@ -59,7 +59,7 @@ class CoordinatorCore:
         self._stop_reason = ""
         self._judge = Judge(settings.max_update_norm)
         self._failures = Failures(self.mode, self.members, self.leases, self.tally, self._judge)
-        self._verification = Verification(settings.verify, chance or random.Random(0), self.leases)
+        self._verification = Verification(settings.verify, chance, self.leases)
         self._amends = Amends(self.mode, self.leases, self.tally, self._verification)
         # Steps that were undone once.
         self._undone: set[int] = set()
