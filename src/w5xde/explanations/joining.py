@@ -64,8 +64,8 @@ JOINING = [
     Explanation(
         "W5-112",
         "the coordinator turned this node out",
-        "it broke the protocol, fell silent, or its answers could not be used or were found wrong; the message"
-        " says which.",
+        "it broke the protocol, fell silent, or its answers could not be used, or were wrong; the message says"
+        " which.",
         "mend what the message names, and join again. On one machine everything else may be fine: look at"
         " its device, memory and version with w5xde doctor.",
         "w5xde doctor\nw5xde join 192.168.1.20:5555 train.py",
