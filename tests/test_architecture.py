@@ -31,6 +31,7 @@ EDGES = {
     "bench",
     "doctor",
     "explain",
+    "ticket_command",
 }
 BASE = {
     "errors",

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import w5xde
 from w5xde.runtime.status import RunStatus
+from w5xde.ticket import Secret, Ticket
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = str(ROOT / "tests" / "system" / "jobs.py")
@@ -104,6 +106,26 @@ class AtStep(w5xde.Callback):
         action = self._actions.get(step)
         if action is not None:
             action(run)
+
+
+def clear_ticket(address: str) -> str:
+    """A ticket to whatever listens at an address of this machine, which need not know it."""
+    host, _, port = address.rpartition(":")
+    return Ticket(((host, int(port)),), b"", bytes(8), Secret(bytes(16)), is_clear=True).to_text()
+
+
+def ticket_of(coordinator: Command) -> str:
+    """The ticket in the line that a coordinator prints."""
+    return coordinator.wait_for("to join:").split("to join:")[1].split()[2]
+
+
+def when_there(path: Path) -> Path:
+    """A file that somebody is about to write, once it is there."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.01)
+    return path
 
 
 def free_port() -> int:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch.utils.data import Subset
 
 import w5xde
-from tests.system.harness import JOBS, AtStep, command, events, free_port
+from tests.system.harness import JOBS, AtStep, command, events, when_there
 from tests.system.jobs import data
 from w5xde.cli import main
 from w5xde.control.node import Checked, Dial, DialFailed, Lost, NodeCore, Opened, Welcomed
@@ -167,12 +167,17 @@ def test_nodes_come_back_by_themselves_to_a_coordinator_that_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TEST_BATCH_SECONDS", "0.02")
-    port = free_port()
+    ticket = tmp_path / "ticket"
 
     def join(name: str) -> Callable[[], object]:
-        return lambda: w5xde.join(f"127.0.0.1:{port}", f"{JOBS}:slow", node_name=name, wait=60)
+        return lambda: w5xde.join(f"@{when_there(ticket)}", f"{JOBS}:slow", node_name=name, wait=60)
 
-    settings = SETTINGS | {"epochs": 9999, "checkpoint_every": "2steps", "nodes": 0, "port": port}
+    settings = SETTINGS | {
+        "epochs": 9999,
+        "checkpoint_every": "2steps",
+        "nodes": 0,
+        "ticket_file": str(ticket),
+    }
     with forked(join("one")) as one, forked(join("two")) as two:
         kill_at(7, "slow", tmp_path, **settings)
         with command("serve", "--resume", "mine", "--runs", str(tmp_path)) as coordinator:
