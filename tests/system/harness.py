@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -166,6 +167,30 @@ def full_backlog() -> Iterator[str]:
             waiting.setblocking(False)
             waiting.connect_ex(place)
         yield f"127.0.0.1:{place[1]}"
+
+
+@contextmanager
+def forked(work: Callable[[], object]) -> Iterator[int]:
+    """Another process that does this, and is gone afterwards. It has torch already, so it starts at once."""
+    child = os.fork()
+    if child == 0:
+        status = 3
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    try:
+        yield child
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(child, 0)
+
+
+def ended(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def pid_of(run: RunStatus, name: str) -> int:

@@ -198,7 +198,7 @@ def test_strangers_are_sent_away_and_the_pool_goes_on(tmp_path: Path) -> None:
     refusals = {name: answer.decode(errors="replace") for name, answer in answers.items()}
     assert "W5-107" in refusals["another protocol"]
     assert "speaks protocol 99" in refusals["another protocol"]
-    for name in ("another run", "a greeting twice", "words that a terminal obeys"):
+    for name in ("another run", "words that a terminal obeys"):
         # Not even the name of the run is told to who has no ticket.
         assert "W5-113" in refusals[name]
         assert result.summary["run"] not in refusals[name]

@@ -8,8 +8,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from safetensors.torch import load_file
 from torch.utils.data import Subset
 
 import w5xde
-from tests.system.harness import JOBS, AtStep, command, events, when_there
+from tests.system.harness import JOBS, AtStep, command, ended, events, forked, when_there
 from tests.system.jobs import data
 from w5xde.cli import main
 from w5xde.control.node import Checked, Dial, DialFailed, Lost, NodeCore, Opened, Welcomed
@@ -36,30 +35,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     result = w5xde.train(f"{JOBS}:job", nodes=1, runs=str(tmp_path_factory.mktemp("runs")), **SETTINGS)
     assert result.summary["steps"] == STEPS
     return str(result.summary["weights_sha256"])
-
-
-@contextmanager
-def forked(work: Callable[[], object]) -> Iterator[int]:
-    """Another process that does this, and is gone afterwards. It has torch already, so it starts at once."""
-    child = os.fork()
-    if child == 0:
-        status = 3
-        try:
-            work()
-            status = 0
-        finally:
-            os._exit(status)
-    try:
-        yield child
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            os.waitpid(child, 0)
-
-
-def ended(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def kill_at(step: int, job: str, runs: Path, **settings: Any) -> Path:

@@ -33,9 +33,10 @@ EVERYWHERE = {"auto": "0.0.0.0", "": "0.0.0.0"}
 class Visit:
     """One who came to the door, until it has shown who it is or is gone."""
 
-    def __init__(self, address: str, doorman: Doorman) -> None:
+    def __init__(self, address: str, doorman: Doorman, *, is_here: bool) -> None:
         # What limits go by: an IPv4 address, an IPv6 network of 64 bits, or a user of this machine.
         self.address = address
+        self.is_here = is_here
         # What happens to one that took too long.
         self.late: Callable[[], None] = lambda: None
         self._doorman = doorman
@@ -175,7 +176,9 @@ class Door:
             sock.close()
             self._turned_away(address, reason, reason)
             return
-        coming = self._loop.create_task(self._let_in(sock, Visit(address, self._doorman), context))
+        coming = self._loop.create_task(
+            self._let_in(sock, Visit(address, self._doorman, is_here=is_near), context)
+        )
         self._coming.add(coming)
         coming.add_done_callback(self._coming.discard)
 

@@ -177,7 +177,7 @@ def _reap(nodes: dict[int, str]) -> list[tuple[int, int]]:
 
 def _be_node(job: Job, name: str, ticket: Ticket, settings: Settings) -> None:
     """Never returns."""
-    status = W5xdeError.exit_code
+    status, owner = W5xdeError.exit_code, os.getppid()
     _yield_to_coordinator()
     try:
         own = msgspec.structs.replace(settings, node_name=name, wait=START_SECONDS)
@@ -185,7 +185,7 @@ def _be_node(job: Job, name: str, ticket: Ticket, settings: Settings) -> None:
         status = 0
     except W5xdeError as error:
         status = error.exit_code
-        if settings.log != "silent":
+        if settings.log != "silent" and os.getppid() == owner:
             print(f"{name}: {error.lines()[0]}", file=sys.stderr, flush=True)
     except BaseException:
         traceback.print_exc()

@@ -261,7 +261,8 @@ class Reception:
         try:
             admission = done.result()
         except Refused as refused:
-            if refused.kind in ("unknown", "wrong secret"):
+            # Nodes that a killed coordinator started here still look for it, and must not keep out the next's.
+            if refused.kind in ("unknown", "wrong secret") and not peer.visit.is_here:
                 self.doorman.failed(peer.visit.address, asyncio.get_running_loop().time())
             if not peer.is_gone:
                 self._refuse(peer, Refuse(refused.code, refused.what, refused.why, refused.fix))
