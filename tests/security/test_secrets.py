@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,8 +49,7 @@ def test_no_secret_is_in_any_output_file_or_list_of_processes(tmp_path: Path) ->
     words += ["--ticket-file", str(ticket_file), "--name", "mine", "--runs", str(runs), "--json"]
     with outputs["serve"].open("wb") as out:
         serve = subprocess.Popen(
-            ["python", "-m", "w5xde", *words, "--log", "silent"],
-            executable=os.sys.executable,
+            [sys.executable, "-m", "w5xde", *words, "--log", "silent"],
             stdout=out,
             stderr=out,
             env=environment(W5XDE_STATE=states["serve"]),

@@ -261,7 +261,7 @@ class Reception:
         try:
             admission = done.result()
         except Refused as refused:
-            # Nodes that a killed coordinator started here still look for it, and must not keep out the next's.
+            # Nodes of a killed coordinator here still look for it, and must not shut out those of the next.
             if refused.kind in ("unknown", "wrong secret") and not peer.visit.is_here:
                 self.doorman.failed(peer.visit.address, asyncio.get_running_loop().time())
             if not peer.is_gone:
