@@ -197,6 +197,8 @@ class Node:
     def _start_dialling(self) -> None:
         if not self._core.is_over:
             self._dialling = self._loop.create_task(self._dial())
+            # What nobody expected ends this node loudly: nobody else waits for a task.
+            self._dialling.add_done_callback(lambda done: done.cancelled() or done.result())
 
     async def _dial(self) -> None:
         def make() -> Connection:
@@ -216,6 +218,10 @@ class Node:
         except JoinError as error:
             self._dial_error = error
             self._dispatch(nd.DialFailed(error.what))
+        except W5xdeError as error:
+            # Our user's, for example a file that is no certificate: trying again would not help.
+            self._refusal = error
+            self._dispatch(nd.Parted(error.what, finished=False))
 
     def _place(self, message: Message, count: int) -> Body:
         """Memory for what arrives: parameters may go straight into a model that is not being used."""

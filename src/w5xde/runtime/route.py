@@ -38,8 +38,9 @@ class Route:
     async def dial(self, make: Callable[[], Connection]) -> Connection:
         """A connection that may be spoken on, or JoinError."""
         transport = await _first([self._reach(host, port) for host, port in self._ticket.addresses])
-        silent = cast(_Silent, transport.get_protocol())
-        if silent.is_over or transport.is_closing():
+        silent = transport.get_protocol()
+        # A secured connection that is over has none.
+        if not isinstance(silent, _Silent) or silent.is_over or transport.is_closing():
             # Whoever is told of a connection must also be told of its end.
             transport.abort()
             raise JoinError(
