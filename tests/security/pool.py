@@ -98,10 +98,13 @@ class Stranger:
 
     _count = 0
 
-    def __init__(self, run: Attacked, *, source: str = "", context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, run: Attacked, *, source: str = "", host: str = HERE, context: ssl.SSLContext | None = None
+    ) -> None:
         Stranger._count += 1
         source = source or f"127.0.{1 + Stranger._count // 200}.{1 + Stranger._count % 200}"
-        self.sock = socket.create_connection((HERE, run.port), 10, (source, 0))
+        near = (source, 0) if host == HERE else None
+        self.sock = socket.create_connection((host, run.port), 10, near)
         self._run = run
         if not run.ticket.is_clear:
             self.sock = (context or tls.context_to_look()).wrap_socket(self.sock)
