@@ -152,6 +152,7 @@ class CoordinatorCore:
         if self.is_finished:
             return effects
         effects += self._save_if_due(now)
+        self.mode.loaded(event.machine, event.load)
         self.mode.overtake(now)
         idle = [member for member in self.members if not member.pending]
         return effects + self._lend(idle, now)

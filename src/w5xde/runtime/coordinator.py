@@ -246,7 +246,7 @@ class Coordinator:
     def _tick(self) -> None:
         now = self._loop.time()
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
-        self.dispatch(ev.Ticked())
+        self.dispatch(ev.Ticked(self._accountant.machine, self._accountant.load(now)))
         self._reception.tick(now)
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
