@@ -6,6 +6,7 @@ PYTEST_FLAGS ?= -n 2
 SEEDS ?= 500
 FIRST ?= 0
 SECONDS ?= 600
+MINUTES ?= 10
 CHAOS_FLAGS ?=
 
 VENV := .venv
@@ -15,7 +16,7 @@ STAMP := $(VENV)/.installed
 PIP := $(RUN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check docs sim chaos clean
+.PHONY: help demo test lint check docs sim chaos fuzz clean
 
 help:
 	@echo "make demo          train on handwritten digits with three nodes, and compare with one process"
@@ -25,6 +26,7 @@ help:
 	@echo "make docs          write docs/errors.md anew from src/w5xde/explanations"
 	@echo "make sim SEEDS=N   run N seeds of the simulator  (FIRST=S starts at seed S)"
 	@echo "make chaos         kill and freeze processes for SECONDS=600, and audit  (CHAOS_FLAGS='--seed 1')"
+	@echo "make fuzz          feed every decoder bad bytes for MINUTES=10; what fails, the tests try first"
 	@echo "make clean         remove .venv, builds and caches; runs/ stays, it is yours"
 
 demo: $(STAMP)
@@ -51,6 +53,9 @@ sim: $(STAMP)
 
 chaos: $(STAMP)
 	$(RUN)/python -m w5xde.chaos --seconds $(SECONDS) $(CHAOS_FLAGS)
+
+fuzz: $(STAMP)
+	$(RUN)/python -m tests.security --minutes $(MINUTES)
 
 # The stamp is written last, so an installation that was interrupted is done again.
 $(STAMP): pyproject.toml constraints.txt

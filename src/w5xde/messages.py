@@ -25,6 +25,8 @@ Text = Annotated[str, Meta(max_length=4096)]
 NAME_CHARACTERS_MAX = 200
 Label = Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)]
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
+# Far more leases than one Work ever lends. Two bytes are an answer on the wire, and 150 in memory.
+ANSWERS_MAX = 1024
 Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
 # An id of 8 bytes and a secret of 16 (a ticket's) or 32 (a node's own).
 Proof = Annotated[bytes, Meta(max_length=64)]
@@ -38,8 +40,7 @@ class Spoken(Frozen, frozen=True):
     """A message whose words are shown to people: they are harmless as soon as it is made or has arrived."""
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            said = getattr(self, name)
+        for name, said in msgspec.structs.asdict(self).items():
             if isinstance(said, str):
                 msgspec.structs.force_setattr(self, name, harmless(said))
 
@@ -253,7 +254,7 @@ class Update(Frozen, frozen=True, tag="update"):
     """Node: the answers to one Work, and where its time went since the last one."""
 
     version: Count
-    answers: list[Answer]
+    answers: Annotated[list[Answer], Meta(max_length=ANSWERS_MAX)]
     waited_seconds: float = 0.0
     # Of the seconds of its answers, how many it was on a core.
     core_seconds: float = 0.0

@@ -51,7 +51,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """What the run was started with."""
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StorageError(
             f"{folder / MANIFEST} cannot be read: {error}", code="W5-401", fix="restore it from a copy"
         ) from error

@@ -78,6 +78,8 @@ class PairwiseTree(Generic[T]):
 
     def covers(self, span: Span) -> bool:
         """Whether every batch of the span already has its place in a value held here."""
+        if not self._values:
+            return False
         at = span.start
         while at < span.stop:
             held = next((s for s in self._values if s.start <= at < s.stop), None)
@@ -88,8 +90,8 @@ class PairwiseTree(Generic[T]):
 
     def put(self, span: Span, value: T) -> list[T]:
         """Add the value of a span that is not yet covered; returns the values it made superfluous."""
-        superfluous = [self._values.pop(held) for held in list(self._values) if span.holds(held)]
         values = self._values
+        superfluous = [values.pop(held) for held in list(values) if span.holds(held)] if values else []
         while True:
             above = sibling(span, self.count) if span.count < self.count else None
             if above is None or above[1] not in values:

@@ -116,9 +116,8 @@ class View(Watcher):
 
     def _picture(self) -> Group:
         if self._node is not None:
-            return Group(Text(self._node_line()))
-        assert self._coordinator is not None
-        status = self._coordinator.status()
+            return Group(Text(self._node_line(self._node)))
+        status = self._status()
         parts: list[Text | Table] = [_progress(status), Text(_rates(status), style="dim")]
         if status.nodes:
             parts.append(_node_table(status))
@@ -134,6 +133,11 @@ class View(Watcher):
                 )
             )
         return Group(*parts)
+
+    def _status(self) -> RunStatus:
+        if self._coordinator is None:
+            raise RuntimeError("nothing was started that could be shown")
+        return self._coordinator.status()
 
     def _waiting_text(self) -> str:
         waited = self._loop.time() - self._started_at
@@ -158,9 +162,8 @@ class View(Watcher):
 
     def _line(self) -> str:
         if self._node is not None:
-            return self._node_line()
-        assert self._coordinator is not None
-        status = self._coordinator.status()
+            return self._node_line(self._node)
+        status = self._status()
         if not status.nodes and not status.step:
             return self._waiting_text()
         total = f"/{status.steps_total}" if status.steps_total else ""
@@ -253,9 +256,8 @@ class View(Watcher):
             return
         self.say(text)
 
-    def _node_line(self) -> str:
-        assert self._node is not None
-        report = self._node.report
+    def _node_line(self, node: Node) -> str:
+        report = node.report
         if not report.run:
             return "looking for the coordinator"
         spent = (report.seconds_busy + report.seconds_waiting) or 1.0
@@ -271,7 +273,7 @@ class View(Watcher):
             return
         self.say(
             f"[bold green]done[/]  {report.name} computed {report.batches:,} batches of {report.run} "
-            f"in {_clock(report.seconds_busy)} ({escape(report.reason)})",
+            f"in {_clock(report.seconds_busy)} ({escape(harmless(report.reason))})",
             markup=True,
         )
 

@@ -102,7 +102,7 @@ class Story:
         if lease.step.epoch == 0 and self._poison in batches:
             self._tell(ev.Failed(lease.node, lease.id, "it is poisoned"))
         else:
-            self._tell(ev.Answered(lease.node, lease.id, BATCH_SECONDS))
+            self._tell(ev.Answered(lease.node, [lease.id], BATCH_SECONDS))
 
     def _tell(self, *events: ev.Event) -> None:
         waiting = deque(events)
@@ -122,7 +122,7 @@ class Story:
                 return [ev.Dropped(effect.node, lease) for lease in effect.leases]
             case ev.Step():
                 self.steps.append((effect, self._core.cut(self._now)))
-                return [ev.Stepped(effect.plan.index, durable=self._settings.logs_steps)]
+                return [ev.Stepped([effect.plan.index], durable=self._settings.logs_steps)]
             case ev.Save():
                 self.cuts[effect.cut.version] = effect.cut
                 version, steps = effect.cut.version, effect.cut.progress.steps

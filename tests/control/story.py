@@ -125,12 +125,12 @@ class Teller:
         """`answer a #1` or `answer a #1 in 200ms`: how long each of its batches took."""
         node, number, *rest = words
         self.core.members.heard(node, self.now)
-        return self._say(ev.Answered(node, lease(number), seconds(rest[1]) if rest else BATCH_SECONDS))
+        return self._say(ev.Answered(node, [lease(number)], seconds(rest[1]) if rest else BATCH_SECONDS))
 
     def _stepped(self, words: list[str]) -> Iterator[str]:
         if not self._applying:
             raise ValueError("no step is being applied")
-        return self._say(ev.Stepped(self._applying.popleft()))
+        return self._say(ev.Stepped([self._applying.popleft()]))
 
     def _discover(self, words: list[str]) -> Iterator[str]:
         """`discover 2 2 1 end`: a stream gives batches of these sizes, and its epoch ends."""

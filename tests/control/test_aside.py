@@ -23,11 +23,11 @@ def outcome(core: CoordinatorCore, good: set[int]) -> tuple[int, ev.Finish]:
             case ev.SetAside():
                 aside += 1
             case ev.Step():
-                waiting += core.handle(ev.Stepped(effect.plan.index), 0.0)
+                waiting += core.handle(ev.Stepped([effect.plan.index]), 0.0)
             case ev.Assign():
                 for lease in effect.leases:
                     if lease.step.first in good:
-                        waiting += core.handle(ev.Answered("a", lease.id, 0.1), 0.0)
+                        waiting += core.handle(ev.Answered("a", [lease.id], 0.1), 0.0)
                     else:
                         waiting += core.handle(ev.Failed("a", lease.id, "not a number"), 0.0)
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from w5xde.errors import JobError, RemoteProtocolError
+from w5xde.learn.device import to_device
 from w5xde.learn.layout import DTYPES, dtype_name
 from w5xde.learn.payload import ALIGNMENT_BYTES, Packer, unpack
 from w5xde.messages import Bytes, DictOf, Item, ListOf, TensorAt, TupleOf, Value
@@ -133,7 +134,7 @@ def test_each_tensor_has_memory_of_its_own_that_begins_where_torch_would_begin()
     packer = Packer()
     item = packer.pack([torch.zeros(1), torch.zeros(5), torch.zeros(3)])
     body = bytearray(16) + bytearray(b"".join(packer.pieces))
-    one, two, three = unpack(item, body, 16)
+    one, two, three = to_device(unpack(item, body, 16), torch.device("cpu"))
     one += 1
     assert not any(body)
     assert not two.any()

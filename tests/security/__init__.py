@@ -1,1 +1,1 @@
-"""Tests of who may join and whom to trust: tickets, keys on disk, the register, TLS."""
+"""Who may join and whom to trust; and that whatever bytes come, they are data, and never too many."""

@@ -7,6 +7,7 @@ canonical tree. Knows the core only from outside: its events, its effects, and t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tests.control.invariants import check
@@ -139,7 +140,8 @@ class Books:
             case ev.Reject():
                 require(
                     isinstance(event, ev.Answered | ev.Failed)
-                    and (event.node, event.lease) == (effect.node, effect.lease),
+                    and event.node == effect.node
+                    and effect.lease in leases_of(event),
                     f"{effect} answers {event}",
                 )
                 require(bool(effect.reason), f"{effect} gives no reason")
@@ -221,9 +223,9 @@ class Books:
 
     def _returned(self, event: ev.Answered | ev.Failed | ev.Dropped) -> None:
         if event.node in self._hands:
-            self._hands[event.node].leases.discard(event.lease)
-        lease = self._outstanding.get(event.lease)
-        if isinstance(event, ev.Failed) and lease is not None and lease.node == event.node:
+            self._hands[event.node].leases.difference_update(leases_of(event))
+        lease = self._outstanding.get(event.lease) if isinstance(event, ev.Failed) else None
+        if lease is not None and lease.node == event.node:
             for batch in range(lease.span.start, lease.span.stop):
                 self._failures.setdefault((lease.step.index, batch), []).append(event.node)
 
@@ -236,7 +238,8 @@ class Books:
     def _may_fold(self, event: ev.Event, lease: Lease) -> None:
         require(isinstance(event, ev.Answered), f"{event} is no answer, but {lease} is folded")
         if isinstance(event, ev.Answered):
-            require((event.node, event.lease) == (lease.node, lease.id), f"{event} is folded as {lease}")
+            is_its = event.node == lease.node and lease.id in event.leases
+            require(is_its, f"{event} is folded as {lease}")
         require(self._outstanding.pop(lease.id, None) == lease, f"{lease} is folded, but is not outstanding")
         stale = self._version - lease.version
         bound = self._scenario.staleness if self._scenario.mode == "async" else 0
@@ -349,3 +352,7 @@ class Books:
                 f"all done, but batches {first} to {first + len(sizes)} of epoch {epoch} count "
                 f"{self._counter.counts[epoch][start:stop]}",
             )
+
+
+def leases_of(event: ev.Answered | ev.Failed | ev.Dropped) -> Sequence[int]:
+    return event.leases if isinstance(event, ev.Answered) else [event.lease]

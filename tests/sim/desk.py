@@ -128,7 +128,7 @@ class Desk:
 
     def _tick(self) -> None:
         self.later(self._scenario.tick_seconds, self._tick)
-        self.tell(ev.Ticked())
+        self.tell(ev.Ticked("shared", self._rng.random()))
         if self.finish is not None:
             return
         self.keeper.tick(self._world.now)
@@ -196,9 +196,14 @@ class Desk:
             raise AssertionError(f"{line.name} answers {answers}, but was lent {leases}")
         batch_seconds = max(1e-9, (self._world.now - max(sent_at, line.answered_at)) / batches)
         line.answered_at = self._world.now
+        usable = [answer for answer in answers if not answer.failure and answer.total is not None]
+        together = self.keeper.steps is None and len(usable) > 1
         for answer in answers:
             self._disturb(line.name, answer)
-            self.answered(line.name, answer, batch_seconds)
+            if not together or answer not in usable:
+                self.answered(line.name, answer, batch_seconds)
+        if together:
+            self._answered(line.name, usable, batch_seconds)
 
     def _disturb(self, name: str, answer: Answer) -> None:
         if "impostor" in self._scenario.faults and self._rng.random() < 0.05:
@@ -215,9 +220,15 @@ class Desk:
         elif answer.total is None:
             self.tell(ev.Dropped(name, answer.lease))
         else:
+            self._answered(name, [answer], batch_seconds)
+
+    def _answered(self, name: str, answers: list[Answer], batch_seconds: float) -> None:
+        for answer in answers:
+            if answer.total is None:
+                raise AssertionError(f"{answer} is no answer")
             self._world.remember(name, answer)
             self._incoming[answer.lease] = answer.total
-            self.tell(ev.Answered(name, answer.lease, batch_seconds))
+        self.tell(ev.Answered(name, [answer.lease for answer in answers], batch_seconds))
 
     # --- what the core wants ----------------------------------------------------------------------
 
@@ -283,7 +294,7 @@ class Desk:
         self.counter.apply(effect, total)
         self.books.applied(effect, self._world.now)
         seconds = self._rng.uniform(0, self._scenario.learner_seconds)
-        stepped = ev.Stepped(plan.index, is_durable)
+        stepped = ev.Stepped([plan.index], is_durable)
         if not seconds:
             self.tell(stepped)
             return

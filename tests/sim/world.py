@@ -354,6 +354,8 @@ def brief(what: ev.Event | ev.Effect) -> str:
             return f"step {what.plan.index} v{what.version}"
         case ev.Note():
             return what.text
-        case ev.Answered() | ev.Failed() | ev.Dropped():
+        case ev.Answered():
+            return f"answered {what.node} {' '.join(f'#{short(lease)}' for lease in what.leases)}"
+        case ev.Failed() | ev.Dropped():
             return f"{type(what).__name__.lower()} {what.node} #{short(what.lease)}"
     return str(what)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from w5xde.api import Watcher, run_coordinator
 from w5xde.bench.crew import run_apart
@@ -167,8 +166,6 @@ def run_here(
 
     def model() -> Any:
         if not before:
-            # The first optimizer loads a hundred megabytes of torch that have nothing to do with the model.
-            torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
             before.append(resident_bytes())
         return job.model()
 

@@ -72,7 +72,8 @@ def show_seed(out: Console, found: dict[str, Any]) -> None:
         f"ratio [bold]{ratio(found['limit_ratio'])}[/]"
     )
     cpu = (
-        f"{micros(found['cpu_us_per_batch'])}, of which outside forward and backward "
+        f"{micros(found['cpu_us_per_batch'])}, of it the nodes' forward and backward "
+        f"{micros(found['cpu_us_per_batch_computing'])}, outside them "
         f"[bold]{micros(found['cpu_us_per_batch_outside'])}[/]"
     )
     losses = (

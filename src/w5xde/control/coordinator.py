@@ -10,35 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from w5xde.control import events as ev
 from w5xde.control.cut import Accounts, Aside, Cut, Progress
-from w5xde.control.events import (
-    Answered,
-    Assign,
-    Broke,
-    Cancel,
-    Close,
-    Discovered,
-    Dropped,
-    Effect,
-    Evaluate,
-    Event,
-    Expire,
-    Failed,
-    Finish,
-    Fold,
-    Joined,
-    Left,
-    Note,
-    Reject,
-    Save,
-    Saved,
-    SaveFailed,
-    SetAside,
-    Step,
-    Stepped,
-    Stop,
-    Ticked,
-)
 from w5xde.control.freely import Async
 from w5xde.control.leases import Lease, Leases
 from w5xde.control.members import Member, Members
@@ -95,31 +68,31 @@ class CoordinatorCore:
         self._stop_reason = ""
         self._aside_in_a_row = 0
         # To be said as soon as somebody listens.
-        self._opening: list[Effect] = []
+        self._opening: list[ev.Effect] = []
         self._seconds_before = 0.0
         self._saver = Saver(settings.save_seconds, settings.save_steps, is_resumed=cut is not None)
         if cut is not None:
             self._resume(cut)
-        self._handlers: dict[type, Callable[[Any, float], list[Effect]]] = {
-            Joined: self._joined,
-            Left: self._left,
-            Answered: self._answered,
-            Failed: self._failed,
-            Dropped: self._dropped,
-            Discovered: self._discovered,
-            Stepped: self._stepped,
-            Saved: self._saved,
-            SaveFailed: self._save_failed,
-            Broke: self._broke,
-            Stop: self._stop,
-            Ticked: self._ticked,
+        self._handlers: dict[type, Callable[[Any, float], list[ev.Effect]]] = {
+            ev.Joined: self._joined,
+            ev.Left: self._left,
+            ev.Answered: self._answered,
+            ev.Failed: self._failed,
+            ev.Dropped: self._dropped,
+            ev.Discovered: self._discovered,
+            ev.Stepped: self._stepped,
+            ev.Saved: self._saved,
+            ev.SaveFailed: self._save_failed,
+            ev.Broke: self._broke,
+            ev.Stop: self._stop,
+            ev.Ticked: self._ticked,
         }
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Everything that should happen because of this event, in order."""
         if self.is_finished:
             # What was decided before the end is still applied, and counts.
-            return self._count_step(event) if isinstance(event, Stepped) else []
+            return self._count_steps(event) if isinstance(event, ev.Stepped) else []
         opening, self._opening = self._opening, []
         effects = self._handlers[type(event)](event, now)
         return opening + effects if opening else effects
@@ -134,11 +107,11 @@ class CoordinatorCore:
 
     # --- who is here ------------------------------------------------------------------------------
 
-    def _joined(self, event: Joined, now: float) -> list[Effect]:
+    def _joined(self, event: ev.Joined, now: float) -> list[ev.Effect]:
         member = self.members.join(event.node, now, event.machine, event.slots)
-        return [Note("joined", f"{event.node} joined", {"node": event.node}), *self._lend([member], now)]
+        return [ev.Note("joined", f"{event.node} joined", {"node": event.node}), *self._lend([member], now)]
 
-    def _left(self, event: Left, now: float) -> list[Effect]:
+    def _left(self, event: ev.Left, now: float) -> list[ev.Effect]:
         member = self.members.leave(event.node)
         if member is None:
             return []
@@ -150,70 +123,84 @@ class CoordinatorCore:
         text = f"{event.node} left ({event.reason})"
         if given_back:
             text += f"; its {given_back} batch{'es' * (given_back > 1)} will be lent again"
-        note = Note("left", text, {"node": event.node, "reason": event.reason, "batches": given_back})
+        note = ev.Note("left", text, {"node": event.node, "reason": event.reason, "batches": given_back})
         return [
             note,
-            *([Expire(event.node, [lease.id for lease in held], event.reason)] if held else []),
+            *([ev.Expire(event.node, [lease.id for lease in held], event.reason)] if held else []),
             *self._lend(self.members, now),
             *self._finish_if_settled(),
         ]
 
-    def _ticked(self, event: Ticked, now: float) -> list[Effect]:
-        effects: list[Effect] = []
+    def _ticked(self, event: ev.Ticked, now: float) -> list[ev.Effect]:
+        effects: list[ev.Effect] = []
         stall = self.members.forgive_stall(now, TICK_SECONDS)
         if stall:
             effects.append(
-                Note("stalled", f"the coordinator stood still for {stall:.1f} s", {"seconds": stall})
+                ev.Note("stalled", f"the coordinator stood still for {stall:.1f} s", {"seconds": stall})
             )
         for member in self.members.silent(now):
             reason = f"silent for {now - member.heard_at:.1f} s"
             effects += [
-                Close(member.name, reason, for_good=False),
-                *self._left(Left(member.name, reason), now),
+                ev.Close(member.name, reason, for_good=False),
+                *self._left(ev.Left(member.name, reason), now),
             ]
         limit = self._settings.seconds
         if limit is not None and self.started_at is not None and self.seconds(now) >= limit:
-            effects += self._stop(Stop("time is up"), now)
+            effects += self._stop(ev.Stop("time is up"), now)
         # A run that is resumed may have nothing left to do.
         effects += self._finish_if_settled()
         if self.is_finished:
             return effects
         effects += self._save_if_due(now)
+        self.mode.loaded(event.machine, event.load)
         self.mode.overtake(now)
         idle = [member for member in self.members if not member.pending]
         return effects + self._lend(idle, now)
 
     # --- what comes back --------------------------------------------------------------------------
 
-    def _answered(self, event: Answered, now: float) -> list[Effect]:
-        lease, member = self._settle(event.node, event.lease, now)
-        if member is not None and not event.more:  # one message took one time
+    def _answered(self, event: ev.Answered, now: float) -> list[ev.Effect]:
+        effects: list[ev.Effect] = []
+        for number in event.leases:
+            if self.is_finished:
+                return effects
+            self._take(event.node, number, now, effects)
+        member = self.members.get(event.node)
+        if member is not None:
             self.members.measured(member, event.batch_seconds, event.compute_seconds, event.core_share)
-        next_for = None if event.more else member
+            effects += self._lend([member], now)
+        return effects
+
+    def _take(self, node: str, number: int, now: float, effects: list[ev.Effect]) -> None:
+        """The answer to one lease: what is to happen with it."""
+        lease, member = self._settle(node, number, now)
         if isinstance(lease, str):
-            return [Reject(event.node, event.lease, lease, fenced=True), *self._lend_to(next_for, now)]
+            effects.append(ev.Reject(node, number, lease, fenced=True))
+            return
         if member is not None:
             member.failures_in_a_row = 0
         self._aside_in_a_row = 0
         reason = self.mode.admit(lease, self.version)
         if reason:
             self.mode.give_back(lease)
-            return [Reject(event.node, event.lease, reason), *self._lend_to(next_for, now)]
-        effects: list[Effect] = [Fold(lease, self.version - lease.version)]
+            effects.append(ev.Reject(node, number, reason))
+            return
+        effects.append(ev.Fold(lease, self.version - lease.version))
         complete = self.mode.take(lease)
         if complete is not None:
             effects += self._step(complete)
-        return effects + self._lend_to(next_for, now)
 
-    def _failed(self, event: Failed, now: float) -> list[Effect]:
+    def _failed(self, event: ev.Failed, now: float) -> list[ev.Effect]:
         lease, member = self._settle(event.node, event.lease, now)
         if isinstance(lease, str):
-            return [Reject(event.node, event.lease, lease, fenced=True), *self._lend_to(member, now)]
+            return [ev.Reject(event.node, event.lease, lease, fenced=True), *self._lend_to(member, now)]
         work = self.mode.give_back(lease, failed=True)
         where = lease.where
-        effects: list[Effect] = [
-            Reject(event.node, event.lease, event.reason),
-            Note("failed", f"{event.node} could not compute {where}: {event.reason}", {"node": event.node}),
+        effects: list[ev.Effect] = [
+            ev.Reject(event.node, event.lease, event.reason),
+            ev.Note(
+                "failed", f"{event.node} could not compute {where}: {event.reason}", {"node": event.node}
+            ),
         ]
         others = self.leases.of_step(lease.step.index)
         if work is not None and work.is_hopeless(lease.span, self.members, others):
@@ -226,12 +213,12 @@ class CoordinatorCore:
                 reason = f"{member.failures_in_a_row} leases in a row failed there"
                 return [
                     *effects,
-                    Close(member.name, reason, for_good=True),
-                    *self._left(Left(member.name, reason), now),
+                    ev.Close(member.name, reason, for_good=True),
+                    *self._left(ev.Left(member.name, reason), now),
                 ]
         return effects + self._lend(self.members, now)
 
-    def _set_aside(self, work: StepWork, lease: Lease, reason: str, where: str) -> list[Effect]:
+    def _set_aside(self, work: StepWork, lease: Lease, reason: str, where: str) -> list[ev.Effect]:
         """Nobody can compute this batch: go on without it, and say so."""
         self._aside_in_a_row += 1
         if self._aside_in_a_row >= ASIDE_IN_A_ROW_MAX:
@@ -242,9 +229,9 @@ class CoordinatorCore:
             Aside(step.epoch, step.first + i, step.sizes[i], reason, tuple(nodes))
             for i in range(lease.span.start, lease.span.stop)
         ]
-        effects: list[Effect] = [
-            SetAside(step, lease.span, reason, nodes),
-            Note(
+        effects: list[ev.Effect] = [
+            ev.SetAside(step, lease.span, reason, nodes),
+            ev.Note(
                 "bad batch",
                 f"{where} is set aside: it fails wherever it is tried ({reason})",
                 {"nodes": nodes},
@@ -253,12 +240,12 @@ class CoordinatorCore:
         complete = self.mode.set_aside(step.index, lease.span)
         return effects + (self._step(complete) if complete is not None else [])
 
-    def _dropped(self, event: Dropped, now: float) -> list[Effect]:
+    def _dropped(self, event: ev.Dropped, now: float) -> list[ev.Effect]:
         lease, member = self._settle(event.node, event.lease, now)
         if isinstance(lease, Lease):
             self.mode.give_back(lease)
             reason = "not sent, or not computed"
-            return [Expire(event.node, [event.lease], reason), *self._lend(self.members, now)]
+            return [ev.Expire(event.node, [event.lease], reason), *self._lend(self.members, now)]
         return self._lend_to(member, now)
 
     def _settle(self, node: str, number: int, now: float) -> tuple[Lease | str, Member | None]:
@@ -269,45 +256,51 @@ class CoordinatorCore:
 
     # --- steps ------------------------------------------------------------------------------------
 
-    def _step(self, work: StepWork) -> list[Effect]:
+    def _step(self, work: StepWork) -> list[ev.Effect]:
         step = work.plan
         needless: dict[str, list[int]] = {}
         for lease in self.leases.of_step(step.index):
             self.leases.end(lease)
             needless.setdefault(lease.node, []).append(lease.id)
-        effects: list[Effect] = [Cancel(node, leases) for node, leases in needless.items()]
+        effects: list[ev.Effect] = [ev.Cancel(node, leases) for node, leases in needless.items()]
         shares = work.tree.take(Span(0, step.count))
         if not shares:
             # Every batch of it is set aside: there is nothing to apply.
             self.mode.stepped(step.index)
             self.accounts.apply(step, 0)
             return effects + self._end_epoch(step.epoch) + self._finish_if_settled()
-        decided = Step(step, self.version, shares)
+        decided = ev.Step(step, self.version, shares)
         self.tally.decide(decided)
         self.version += 1
         return [*effects, decided]
 
-    def _stepped(self, event: Stepped, now: float) -> list[Effect]:
-        effects = self._count_step(event)
-        waiting = self.mode.stepped(event.step)
+    def _stepped(self, event: ev.Stepped, now: float) -> list[ev.Effect]:
+        before = self.progress.steps
+        effects = self._count_steps(event)
+        waiting: Iterable[Member] = ()
+        for step in event.steps:
+            waiting = self.mode.stepped(step)
         ending = self._finish_if_settled()
         every = self._settings.evaluate_every
-        is_due = self.progress.steps % every == 0 if every else bool(effects)
+        is_due = self.progress.steps // every > before // every if every else bool(effects)
         # The end has an evaluation of its own.
         if self._settings.evaluates and is_due and not self.is_finished:
-            effects.append(Evaluate(self.progress.steps))
+            effects.append(ev.Evaluate(self.progress.steps))
         effects += [*ending, *self._save_if_due(now), *(self._lend(waiting, now) if waiting else ())]
         return effects
 
-    def _count_step(self, event: Stepped) -> list[Effect]:
-        step = self.tally.apply(event.step)
+    def _count_steps(self, event: ev.Stepped) -> list[ev.Effect]:
+        effects: list[ev.Effect] = []
+        for each in event.steps:
+            step = self.tally.apply(each)
+            effects += self._end_epoch(step.plan.epoch)
         if event.durable:
             self.progress.durable_steps = self.progress.steps
         elif self._settings.logs_steps:
             self._saver.want()
-        return self._end_epoch(step.plan.epoch)
+        return effects
 
-    def _end_epoch(self, epoch: int) -> list[Effect]:
+    def _end_epoch(self, epoch: int) -> list[ev.Effect]:
         """What is to be said if that was the last of an epoch."""
         if not self.accounts.is_over(epoch):
             return []
@@ -322,9 +315,9 @@ class CoordinatorCore:
             return self._finish("", error=f"{text} tried ({aside[0].reason})")
         without = f" without {len(aside)} that failed" if aside else ""
         facts = {"epoch": epoch + 1, "aside": [each.batch for each in aside]}
-        return [Note("epoch", f"epoch {epoch + 1} is complete{without}", facts)]
+        return [ev.Note("epoch", f"epoch {epoch + 1} is complete{without}", facts)]
 
-    def _discovered(self, event: Discovered, now: float) -> list[Effect]:
+    def _discovered(self, event: ev.Discovered, now: float) -> list[ev.Effect]:
         self.plan.discovered(event.epoch, event.samples)
         return self._lend([member for member in self.members if not member.pending], now)
 
@@ -349,52 +342,52 @@ class CoordinatorCore:
         for epoch in sorted(self.accounts.batches):
             self._opening += self._end_epoch(epoch)
 
-    def _save_if_due(self, now: float) -> list[Effect]:
+    def _save_if_due(self, now: float) -> list[ev.Effect]:
         steps = self.tally.decided_steps
         if self.is_finished or not self._saver.is_due(steps, now):
             return []
         self._saver.begun(steps, now)
-        return [Save(self.cut(now))]
+        return [ev.Save(self.cut(now))]
 
-    def _saved(self, event: Saved, now: float) -> list[Effect]:
+    def _saved(self, event: ev.Saved, now: float) -> list[ev.Effect]:
         self.progress.durable_steps = max(self.progress.durable_steps, event.steps)
         told = self._saver.saved(event.steps)
-        return [Note("storage", told)] if told else []
+        return [ev.Note("storage", told)] if told else []
 
-    def _save_failed(self, event: SaveFailed, now: float) -> list[Effect]:
+    def _save_failed(self, event: ev.SaveFailed, now: float) -> list[ev.Effect]:
         told = self._saver.failed(event.reason, self.progress.durable_steps, now)
-        return [Note("storage", told)] if told else []
+        return [ev.Note("storage", told)] if told else []
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def _stop(self, event: Stop, now: float) -> list[Effect]:
+    def _stop(self, event: ev.Stop, now: float) -> list[ev.Effect]:
         self._stop_reason = self._stop_reason or event.reason
         self.mode.is_closing = True
         return self._finish_if_settled()
 
-    def _broke(self, event: Broke, now: float) -> list[Effect]:
+    def _broke(self, event: ev.Broke, now: float) -> list[ev.Effect]:
         return self._finish("", error=event.reason)
 
-    def _finish_if_settled(self) -> list[Effect]:
+    def _finish_if_settled(self) -> list[ev.Effect]:
         if self.is_finished or not self.mode.is_settled:
             return []
         if self._stop_reason:
             return self._finish(self._stop_reason)
         return self._finish("all steps done") if self.plan.is_over else []
 
-    def _finish(self, reason: str, error: str = "") -> list[Effect]:
+    def _finish(self, reason: str, error: str = "") -> list[ev.Effect]:
         self.is_finished = True
-        return [Finish(reason, error)]
+        return [ev.Finish(reason, error)]
 
     # --- lending ----------------------------------------------------------------------------------
 
-    def _lend_to(self, member: Member | None, now: float) -> list[Effect]:
+    def _lend_to(self, member: Member | None, now: float) -> list[ev.Effect]:
         return self._lend([member], now) if member is not None else []
 
-    def _lend(self, candidates: Iterable[Member], now: float) -> list[Effect]:
+    def _lend(self, candidates: Iterable[Member], now: float) -> list[ev.Effect]:
         if self.is_finished:
             return []
         granted = self.mode.grants(candidates, self.version, now)
         if granted and self.started_at is None:
             self.started_at = now
-        return [Assign(leases[0].node, leases) for leases in granted]
+        return [ev.Assign(leases[0].node, leases) for leases in granted]

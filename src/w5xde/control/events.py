@@ -5,6 +5,7 @@ The core speaks of batches, leases and versions; whoever performs the effects at
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -36,17 +37,16 @@ class Left:
 
 @dataclass(slots=True)
 class Answered:
-    """A node sent a usable vector for a lease; a batch took it this long, transfer and waiting included.
+    """A node sent usable vectors for these leases, in one message.
 
-    `compute_seconds` is the part of it that the node itself was busy. If `more` answers came in the same
-    message, nothing new is lent before the last of them.
+    A batch took it this long, transfer and waiting included; `compute_seconds` is the part of it that the
+    node itself was busy.
     """
 
     node: str
-    lease: int
+    leases: Sequence[int]
     batch_seconds: float
     compute_seconds: float | None = None
-    more: bool = False
     # How much of that time the node needed a core.
     core_share: float | None = None
 
@@ -78,9 +78,12 @@ class Discovered:
 
 @dataclass(slots=True)
 class Stepped:
-    """The learner has applied a step; `durable` if what it needs to do so again was synced before."""
+    """The learner has applied these steps, in this order.
 
-    step: int
+    `durable` if what it needs to do so again was synced before.
+    """
+
+    steps: Sequence[int]
     durable: bool = False
 
 
@@ -114,7 +117,10 @@ class Stop:
 
 @dataclass(slots=True)
 class Ticked:
-    """Time has passed."""
+    """Time has passed. On its `machine` the coordinator needed this share of a core."""
+
+    machine: str = ""
+    load: float = 0.0
 
 
 Event: TypeAlias = (

@@ -96,6 +96,9 @@ class Async(Mode):
         self._applying.discard(step)
         return ()
 
+    def loaded(self, machine: str, load: float) -> None:
+        self.members.loaded(machine, load)
+
     def overtake(self, now: float) -> None:
         self._overtaken = {number for number in self._overtaken if self.leases.holds(number)}
         for lease in self.leases:

@@ -39,7 +39,8 @@ class Scribe:
     def saw(self, event: ev.Event, effects: list[ev.Effect]) -> None:
         """The core was told `event` and decided `effects`."""
         if isinstance(event, ev.Stepped):
-            self._applied(self._steps.pop(event.step), durable=event.durable)
+            for step in event.steps:
+                self._applied(self._steps.pop(step), durable=event.durable)
         for effect in effects:
             match effect:
                 case ev.Assign():

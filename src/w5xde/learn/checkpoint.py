@@ -30,6 +30,8 @@ from w5xde.messages import Layout
 
 MODEL, TRAINING, LEARNER = "model.safetensors", "training.safetensors", "learner.json"
 _INT_MAX = 2**63 - 1
+# The state of a Mersenne twister.
+_GENERATOR_WORDS = 624
 
 Tensors = dict[str, torch.Tensor]
 
@@ -123,6 +125,9 @@ def _set_random_state(state: dict[str, Any]) -> None:
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers.tolist()), gauss))
     numpy = state["numpy"]
+    # numpy believes this number, and reads there: beyond its words lies somebody else's memory.
+    if not 0 <= numpy["pos"] <= _GENERATOR_WORDS:
+        raise ValueError(f"numpy's generator is at word {numpy['pos']} of {_GENERATOR_WORDS}")
     key = numpy["key"].numpy().astype(np.uint32)
     np.random.set_state(("MT19937", key, numpy["pos"], numpy["has_gauss"], numpy["gauss"]))  # noqa: NPY002
 
@@ -220,6 +225,7 @@ _NONSENSE = (
     LookupError,
     TypeError,
     ValueError,
+    ArithmeticError,
     AttributeError,
     RuntimeError,
     RecursionError,
@@ -252,9 +258,22 @@ def _restore(learner: Learner, files: dict[str, bytes]) -> None:
     learner.optimizer.load_state_dict(state)
     _keep_types(learner, state)
     if learner.scheduler is not None:
-        learner.scheduler.load_state_dict(unpack(facts.scheduler_state, training))
+        learner.scheduler.load_state_dict(
+            _plain_state(learner.scheduler, unpack(facts.scheduler_state, training))
+        )
     learner.version = facts.version
     _set_random_state(unpack(facts.random, training))
+
+
+def _plain_state(scheduler: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """torch makes every key of a scheduler's state an attribute: none may take the place of a method."""
+    methods = {
+        name for kind in type(scheduler).__mro__ for name, held in vars(kind).items() if callable(held)
+    }
+    taken = sorted(state.keys() & (methods | {"optimizer"}))
+    if taken:
+        raise ValueError(f"a scheduler's state cannot hold {taken[0]!r}")
+    return state
 
 
 def _keep_types(learner: Learner, state: dict[str, Any]) -> None:

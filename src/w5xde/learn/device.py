@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from w5xde.errors import UsageError
 from w5xde.learn.job import describe
@@ -57,3 +59,20 @@ def choose_device(wanted: str) -> torch.device:
 
 
 _DEVICE_FIX = "--device auto takes the best there is, --device cpu always works"
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """The same batch with its tensors on a device, in memory of torch's own.
+
+    Matrix kernels round differently by where in memory their inputs begin, and torch's own memory always
+    begins at the same alignment: without the copy the bits would depend on who computes.
+    """
+    if isinstance(value, Tensor):
+        if device.type != "cpu":
+            return value.to(device, non_blocking=True)
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    if isinstance(value, dict):
+        return {key: to_device(item, device) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_device(item, device) for item in value)
+    return value

@@ -51,7 +51,9 @@ def step(optimizer: Optimizer) -> None:
     """`optimizer.step()`: of torch's own optimizers what it comes to, of others just that."""
     is_torchs = type(optimizer).__module__.startswith("torch.optim.")
     if not is_torchs or has_hooks(optimizer) or compiler_is_loaded():
-        optimizer.step()
+        # As anybody would call it: one that is not torch's may need gradients of its own.
+        with torch.enable_grad():
+            optimizer.step()
         return
     with torch.set_grad_enabled(bool(optimizer.defaults.get("differentiable", False))):
         inspect.unwrap(type(optimizer).step)(optimizer)

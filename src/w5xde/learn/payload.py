@@ -114,25 +114,42 @@ def _unsendable(where: str, what: str) -> JobError:
     )
 
 
-def unpack(item: Item, body: bytearray | memoryview, offset: int = 0, depth: int = 0) -> Any:
-    """Build the value that an item describes, with tensors of its own."""
-    if isinstance(item, TensorAt):
-        return _unpack_tensor(item, body, offset)
-    if isinstance(item, (Value, Bytes)):
-        return item.value
-    if depth > DEPTH_MAX:
-        raise RemoteProtocolError(f"a batch nested more than {DEPTH_MAX} deep", code="W5-120")
-    parts = [unpack(part, body, offset, depth + 1) for part in item.items]
-    if isinstance(item, ListOf):
-        return parts
-    if isinstance(item, TupleOf):
-        return tuple(parts)
-    if len(item.keys) != len(parts):
-        raise RemoteProtocolError("a dict with more keys than values, or fewer", code="W5-120")
-    return dict(zip(item.keys, parts, strict=True))
+def unpack(item: Item, body: bytearray | memoryview, offset: int = 0) -> Any:
+    """Build the value of the only batch in a body, whose tensors lie there: see `to_device`."""
+    return Unpacker(body).unpack(item, offset)
 
 
-def _unpack_tensor(item: TensorAt, body: bytearray | memoryview, offset: int) -> Tensor:
+class Unpacker:
+    """Builds the values that items describe from one body, and never more than the body has."""
+
+    def __init__(self, body: bytearray | memoryview) -> None:
+        self._body = body
+        # Every tensor will be copied: a few bytes that describe one again and again would fill our memory.
+        self._left = len(body)
+
+    def unpack(self, item: Item, offset: int = 0, depth: int = 0) -> Any:
+        if isinstance(item, TensorAt):
+            return self._tensor(item, offset)
+        if isinstance(item, (Value, Bytes)):
+            return item.value
+        if depth > DEPTH_MAX:
+            raise RemoteProtocolError(f"a batch nested more than {DEPTH_MAX} deep", code="W5-120")
+        parts = [self.unpack(part, offset, depth + 1) for part in item.items]
+        if isinstance(item, ListOf):
+            return parts
+        if isinstance(item, TupleOf):
+            return tuple(parts)
+        if len(item.keys) != len(parts):
+            raise RemoteProtocolError("a dict with more keys than values, or fewer", code="W5-120")
+        return dict(zip(item.keys, parts, strict=True))
+
+    def _tensor(self, item: TensorAt, offset: int) -> Tensor:
+        tensor = _unpack_tensor(item, self._body, offset, self._left)
+        self._left -= tensor.nbytes
+        return tensor
+
+
+def _unpack_tensor(item: TensorAt, body: bytearray | memoryview, offset: int, bytes_max: int) -> Tensor:
     dtype = DTYPES.get(item.dtype)
     if dtype is None:
         raise RemoteProtocolError(f"a tensor of unknown dtype {item.dtype!r}", code="W5-120")
@@ -142,16 +159,17 @@ def _unpack_tensor(item: TensorAt, body: bytearray | memoryview, offset: int) ->
     extent = math.prod(size or 1 for size in item.shape) * dtype.itemsize
     if extent >= 2**62 or start + count * dtype.itemsize > len(body) or start % dtype.itemsize:
         raise RemoteProtocolError(f"a tensor of shape {item.shape} beyond the end of its body", code="W5-120")
+    if count * dtype.itemsize > bytes_max:
+        raise RemoteProtocolError("tensors that take more than their body has", code="W5-120")
     if count == 0:
         tensor = torch.empty(item.shape, dtype=dtype)
     else:
-        # A copy, because matrix kernels round differently by where in memory their inputs begin, and torch's
-        # own memory always begins at the same alignment: without it the bits depend on who computes.
+        # Where it arrived: whoever computes with it copies it to memory of torch's own.
         if dtype in _USUAL:
-            tensor = torch.frombuffer(body, dtype=dtype, offset=start, count=count).view(item.shape).clone()
+            tensor = torch.frombuffer(body, dtype=dtype, offset=start, count=count).view(item.shape)
         else:
             raw = torch.frombuffer(body, dtype=torch.uint8, offset=start, count=count * dtype.itemsize)
-            tensor = raw.clone().view(dtype).view(item.shape)
+            tensor = raw.view(dtype).view(item.shape)
     if item.requires_grad:
         if not (dtype.is_floating_point or dtype.is_complex):
             raise RemoteProtocolError(f"a {item.dtype} tensor that requires a gradient", code="W5-120")

@@ -13,9 +13,11 @@ thing, bit by bit, on the first batches and then ever more rarely.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,13 +31,8 @@ _UNFIT_TAGS = {
 }
 # The same kernels by an entrance that parses its arguments sooner.
 _aten = torch.ops.aten
-_QUICK: dict[Any, Callable[..., Any]] = {
-    _aten.relu.default: torch.relu,
-    _aten.t.default: torch.t,
-    _aten.transpose.int: torch.transpose,
-    _aten.view.default: Tensor.view,
-}
-# Those that can write where they wrote before: nothing is allocated, and views of it stay as they are.
+_QUICK: dict[Any, Callable[..., Any]] = {_aten.relu.default: torch.relu}
+# Those that can write where they wrote before.
 _QUICK_IN_PLACE: dict[Any, Callable[..., Any]] = {
     _aten.addmm.default: torch.addmm,
     _aten.mm.default: torch.mm,
@@ -48,8 +45,9 @@ _QUICK_IN_PLACE: dict[Any, Callable[..., Any]] = {
 }
 
 
-# A batch that takes longer than this has little to gain.
+# A batch that takes longer than this, so many times in a row, has little to gain.
 SMALL_SECONDS = 0.005
+TIMED_MAX = 8
 # So many batches of a shape are compared with the real thing; then the 8th, the 16th, the 32nd…
 COMPARED_FIRST = 4
 # Batches of ever new shapes are not worth watching.
@@ -63,22 +61,6 @@ def is_plain(loss: Tensor) -> bool:
 
 class Unfit(Exception):
     """This batch does something that cannot be recorded."""
-
-
-# A tensor computed before, by number, or a list of such.
-_Fill: TypeAlias = int | list[int]
-
-
-class _Call(NamedTuple):
-    """One kernel: its arguments, and which of them are tensors computed before; where its results go."""
-
-    kernel: Callable[..., Any]
-    arguments: list[Any]
-    fills: list[tuple[int, _Fill]]
-    options: dict[str, Any]
-    option_fills: list[tuple[str, _Fill]]
-    results: list[int]
-    gives_several: bool
 
 
 class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -104,12 +86,12 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _filled(values: list[Any], number: _Fill) -> Any:
-    return values[number] if isinstance(number, int) else [values[each] for each in number]
-
-
 class Recording:
-    """What one batch of a shape does, to be done with others."""
+    """What one batch of a shape does, to be done with others.
+
+    Every tensor has its place in memory, for good: batches are copied to theirs, and kernels write where they
+    wrote when they were watched. So a recording is a list of calls without arguments.
+    """
 
     def __init__(
         self,
@@ -126,160 +108,128 @@ class Recording:
             loss = self.watched_loss = compute()
         if not is_plain(loss):
             raise Unfit("its gradients do not begin with a scale of their own")
-        self._numbers: dict[int, int] = {}
-        # Of each tensor: the memory it always has, or None if that is another each time.
-        self._places: list[Tensor | None] = []
-        self._alive = watcher.calls  # an id is only good while its tensor lives
-        for tensor in inputs:
-            self._number(tensor, None)
+        # An id is only good while its tensor lives: the watcher keeps them all until we are done.
+        self._places: dict[int, Tensor] = {}
+        # Those that the batch made itself, and of these the ones that nothing was written into.
+        self._own: set[int] = set()
+        self._empty: set[int] = set()
+        self._calls: list[Callable[[], object]] = []
+        self._inputs = [self._place(tensor, tensor.clone()) for tensor in inputs]
         for tensor in steady:
-            self._number(tensor, tensor.detach())
-        self._inputs = len(inputs)
-        self._outside = len(self._places)
-        self._calls: list[_Call] = []
-        for func, args, kwargs, result in watcher.calls:
-            self._add(func, args, kwargs, result)
+            self._place(tensor, tensor.detach())
+        for call in watcher.calls:
+            self._add(*call)
         self._loss = self._known(loss)
-        self._gradients = [self._flat_gradient(each) for each in parameters]
+        self._gradients = [
+            torch.zeros(each.numel(), dtype=each.dtype) if each.grad is None else self._known(each.grad)
+            for each in parameters
+        ]
+        # As one row, if it lies like that already; else it is made one each time.
+        self._rows = [each.view(-1) if each.is_contiguous() else None for each in self._gradients]
         # Which of the parameters took no part.
         self.absent = [i for i, each in enumerate(parameters) if each.grad is None]
-        del self._numbers, self._alive
+        del self._places, self._own, self._empty
 
     def run(self, inputs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The same with another batch: its loss, and each parameter's gradient as one row, until the next."""
-        values: list[Any] = [*inputs, *self._places[self._inputs :]]
-        for kernel, template, fills, fixed, option_fills, results, gives_several in self._calls:
-            arguments, options = template, fixed
-            if fills:
-                arguments = template.copy()
-                for place, number in fills:
-                    arguments[place] = _filled(values, number)
-            if option_fills:
-                options = fixed | {name: _filled(values, number) for name, number in option_fills}
-            result = kernel(*arguments, **options)
-            if gives_several:
-                for number, each in zip(results, result, strict=True):
-                    values[number] = each
-            elif results:
-                values[results[0]] = result
-        gradients = [values[each].reshape(-1) if isinstance(each, int) else each for each in self._gradients]
-        return values[self._loss], gradients
-
-    def _flat_gradient(self, parameter: Tensor) -> int | Tensor:
-        """Which number a parameter's gradient has, or itself if it always lies in the same place."""
-        if parameter.grad is None:
-            return torch.zeros(parameter.numel(), dtype=parameter.dtype)
-        number = self._known(parameter.grad)
-        place = self._places[number]
-        return place.view(-1) if place is not None and place.is_contiguous() else number
+        for place, tensor in zip(self._inputs, inputs, strict=True):
+            place.copy_(tensor)
+        for call in self._calls:
+            call()
+        return self._loss, [
+            each.reshape(-1) if row is None else row
+            for row, each in zip(self._rows, self._gradients, strict=True)
+        ]
 
     # --- making it --------------------------------------------------------------------------------
 
-    def _number(self, tensor: Tensor, place: Tensor | None) -> int:
+    def _place(self, tensor: Tensor, place: Tensor) -> Tensor:
         if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             raise Unfit(f"a {type(tensor).__name__} takes part")
-        number = self._numbers[id(tensor)] = len(self._places)
-        self._places.append(place)
-        return number
+        self._places[id(tensor)] = place
+        return place
 
-    def _known(self, tensor: Tensor) -> int:
-        number = self._numbers.get(id(tensor))
-        if number is None:
+    def _known(self, tensor: Tensor) -> Tensor:
+        place = self._places.get(id(tensor))
+        if place is None:
             raise Unfit("a tensor takes part that is neither of the model nor of the batch")
-        return number
+        return place
 
-    def _add(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        if func is _aten.detach.default or self._is_copy_of_a_gradient(func, args):
-            # Another name for what is there already: nobody writes into it.
-            source = args[0] if func is _aten.detach.default else args[1]
-            target = result if func is _aten.detach.default else args[0]
-            self._numbers[id(target)] = self._known(source)
-            return
-        fills = [(i, number) for i, each in enumerate(args) if (number := self._tensors(each)) is not None]
-        option_fills = [
-            (name, number) for name, each in kwargs.items() if (number := self._tensors(each)) is not None
-        ]
-        self._check_writes(func, args, kwargs)
-        several = isinstance(result, (tuple, list))
-        results = list(result) if several else [result]
-        if not all(each is None or isinstance(each, Tensor) for each in results):
-            raise Unfit(f"{func} gives something that is no tensor")
-        is_view = func.is_view and all(
-            type(number) is int and self._places[number] is not None for _, number in fills
-        )
-        quick = _QUICK_IN_PLACE.get(func)
-        is_placed = is_view or quick is not None
-        numbers = [self._result(each, is_placed=is_placed) for each in results]
-        if is_view:
-            return  # of memory that stays where it is
-        filled = {i for i, number in fills if type(number) is not int or self._places[number] is None}
-        options = {name: each for name, each in kwargs.items() if name not in dict(option_fills)}
-        if quick is not None:
-            options["out"] = self._places[numbers[0]]
-        self._calls.append(
-            _Call(
-                quick or _QUICK.get(func, func._op),
-                [
-                    None
-                    if i in filled
-                    else self._places[self._known(each)]
-                    if isinstance(each, Tensor)
-                    else each
-                    for i, each in enumerate(args)
-                ],
-                [(i, number) for i, number in fills if i in filled],
-                options,
-                option_fills,
-                [] if quick is not None else numbers,
-                several,
-            )
-        )
-
-    def _result(self, tensor: Tensor | None, *, is_placed: bool) -> int:
-        if tensor is None:  # a gradient that nobody asked for
-            self._places.append(None)
-            return len(self._places) - 1
-        # What was written in place comes back as itself.
-        known = self._numbers.get(id(tensor))
-        return known if known is not None else self._number(tensor, tensor.detach() if is_placed else None)
-
-    def _is_copy_of_a_gradient(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Autograd copies a gradient that somebody else holds too; here that is only the watcher."""
-        if func is not _aten.copy_.default or not self._calls:
-            return False
-        last = self._calls[-1]
-        made_by = last.kernel is _aten.new_empty_strided.default._op
-        if made_by and last.results == [self._numbers.get(id(args[0]))]:
-            self._calls.pop()
-            return True
-        return False
-
-    def _tensors(self, value: Any) -> _Fill | None:
-        """The tensors that an argument is or holds, by number."""
+    def _placed(self, value: Any) -> Any:
+        """An argument of a kernel, with each tensor in its place."""
         if isinstance(value, Tensor):
             return self._known(value)
-        if isinstance(value, (list, tuple)) and any(isinstance(each, Tensor) for each in value):
-            if not all(isinstance(each, Tensor) for each in value):
-                raise Unfit("tensors and other things in one list")
-            return [self._known(each) for each in value]
-        return None
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._placed(each) for each in value)
+        return value
+
+    def _add(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if func is _aten.detach.default:
+            # Another name for what is there already.
+            self._place(result, self._known(args[0]))
+            return
+        if func is _aten.copy_.default and id(args[0]) in self._empty:
+            # Autograd copies a gradient that somebody else holds too; here that is only the watcher.
+            self._place(args[0], self._known(args[1]))
+            return
+        self._check_writes(func, args, kwargs)
+        results = list(result) if isinstance(result, (tuple, list)) else [result]
+        # A gradient that nobody asked for is None.
+        if not all(each is None or isinstance(each, Tensor) for each in results):
+            raise Unfit(f"{func} gives something that is no tensor")
+        placed = [self._placed(each) for each in args]
+        options = {name: self._placed(each) for name, each in kwargs.items()}
+        if func.is_view:
+            # Of what stays where it is: made once.
+            views = func(*placed, **options)
+            for each, view in zip(
+                results, views if isinstance(result, (tuple, list)) else [views], strict=True
+            ):
+                self._place(each, view)
+            return
+        # What was written in place comes back as itself.
+        fresh = [each for each in results if each is not None and id(each) not in self._places]
+        for each in fresh:
+            self._place(each, each.detach())
+            self._own.add(id(each))
+        if func is _aten.new_empty_strided.default:
+            self._empty.add(id(result))
+            return
+        quick = _QUICK_IN_PLACE.get(func)
+        if quick is not None:
+            self._calls.append(partial(quick, *placed, **options, out=self._known(result)))
+        elif not fresh:
+            self._calls.append(partial(func._op, *placed, **options))
+        else:
+            kernel = partial(_QUICK.get(func, func._op), *placed, **options)
+            places = [None if each is None else self._known(each) for each in results]
+            self._calls.append(_moving(kernel, places))
 
     def _check_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What a batch made itself it may write into; but nothing else."""
         if not func._schema.is_mutable:
             return
-        for argument, value in zip(func._schema.arguments, args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                self._check_own(value)
+        given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
         for argument in func._schema.arguments:
-            if argument.alias_info is not None and argument.alias_info.is_write and argument.name in kwargs:
-                self._check_own(kwargs[argument.name])
+            if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given:
+                value = given[argument.name]
+                for each in value if isinstance(value, (list, tuple)) else [value]:
+                    if id(each) not in self._own:
+                        raise Unfit("it writes into the model or the batch")
 
-    def _check_own(self, value: Any) -> None:
-        for each in value if isinstance(value, (list, tuple)) else [value]:
-            number = self._known(each)
-            if number < self._outside:
-                raise Unfit("it writes into the model or the batch")
+
+def _moving(kernel: Callable[[], Any], places: list[Tensor | None]) -> Callable[[], object]:
+    """A kernel that takes new memory each time, and what it gives copied to its place."""
+    if len(places) == 1 and places[0] is not None:
+        move = places[0].copy_
+        return lambda: move(kernel())
+
+    def call() -> None:
+        for place, given in zip(places, kernel(), strict=True):
+            if place is not None:
+                place.copy_(given)
+
+    return call
 
 
 class Shape:
@@ -289,6 +239,7 @@ class Shape:
         self.recording: Recording | None = None
         self.is_unfit = False
         self._batches = 0
+        self._seconds = math.inf
 
     def watch(
         self,
@@ -298,12 +249,14 @@ class Shape:
         compute: Callable[[], Tensor],
     ) -> Tensor | None:
         """The loss of a batch, computed as always and maybe watched. None: it cannot be, do it again."""
-        self._batches += 1
-        if self._batches == 1:
+        if self._seconds > SMALL_SECONDS:
             started = time.perf_counter()
             loss = compute()
-            # Something larger spends its time in the kernels, and would only keep memory.
-            self.is_unfit = time.perf_counter() - started > SMALL_SECONDS
+            self._seconds = time.perf_counter() - started
+            self._batches += 1
+            # Something larger spends its time in the kernels, and would only keep memory. The first batches
+            # of a small one may take long too: they load and warm up.
+            self.is_unfit = self._seconds > SMALL_SECONDS and self._batches == TIMED_MAX
             return loss
         try:
             self.recording = Recording(inputs, steady, parameters, compute)
@@ -324,6 +277,13 @@ class Shape:
         return self._batches > COMPARED_FIRST
 
 
+def tensors_of(batch: Any) -> list[Any]:
+    """What a batch consists of; tensors, if it can be recorded."""
+    if type(batch) in (tuple, list):
+        return list(batch)
+    return list(batch.values()) if type(batch) is dict else [batch]
+
+
 class Recordings:
     """A model's batches by shape."""
 
@@ -332,10 +292,7 @@ class Recordings:
 
     def find(self, batch: Any) -> tuple[Shape, list[Tensor]] | None:
         """Which shape a batch is of, and its tensors; None if it is nothing to be recorded."""
-        if type(batch) in (tuple, list):
-            inputs = list(batch)
-        else:
-            inputs = list(batch.values()) if type(batch) is dict else [batch]
+        inputs = tensors_of(batch)
         key: list[Any] = [type(batch), *batch] if type(batch) is dict else [type(batch)]
         for each in inputs:
             if type(each) is not Tensor or each.requires_grad or not each.is_contiguous():

@@ -17,12 +17,20 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
+from w5xde.learn.device import to_device
 from w5xde.learn.job import Job, describe
 from w5xde.learn.layout import Blueprint, FlatModel, Vector
-from w5xde.learn.recorded import Recordings, is_plain
+from w5xde.learn.recorded import Recordings, Shape, is_plain, tensors_of
 from w5xde.learn.seeding import seed_numpy, seed_python, torch_seeder
 from w5xde.messages import MOVING, TRAINED, Rules
 from w5xde.tree import Span, batch_seed, halves
+
+# Vectors that were sent are used again: as many as travel together, if they are small.
+SPARE_MAX = 128
+SPARE_BYTES = 4 * 1024 * 1024
+
+# Which batch: its epoch, and its index there.
+Key = tuple[int, int]
 
 
 class BatchFailed(Exception):
@@ -64,6 +72,7 @@ class Trainer:
         self._weights: dict[float, Tensor] = {}
         self._seed_torch = torch_seeder(device)
         self._spare: list[Vector] = []
+        self._spare_max = max(4, min(SPARE_MAX, SPARE_BYTES // max(1, flat.blueprint.moving_bytes)))
         self._buffers = _Buffers(flat)
         self._trained = flat.blueprint.trained
         self._parameters = [flat.tensors[i] for i in self._trained]
@@ -111,9 +120,8 @@ class Trainer:
             self.recycle(other)
             return vector, loss_sum + other_loss_sum
         index, samples, batch = task.batches[span.start - task.span.start]
-        seed = batch_seed(self._rules.seed, task.epoch, index)
         try:
-            vector, loss = self._one(batch, seed, samples / task.samples, absent)
+            vector, loss = self._one(batch, (task.epoch, index), samples / task.samples, absent)
         except (Exception, SystemExit) as error:
             # Whatever went wrong, the next batch starts from the version's buffers again.
             self._buffers.undo()
@@ -122,27 +130,20 @@ class Trainer:
             raise BatchFailed(f"the loss of batch {index} is {loss}")
         return vector, samples * loss
 
-    def _one(self, batch: Any, seed: int, weight: float, absent: set[int]) -> tuple[Vector, float]:
+    def _one(self, batch: Any, key: Key, weight: float, absent: set[int]) -> tuple[Vector, float]:
         """One batch: its weighted gradients and its loss. By its recording, if there is one."""
         found = self._recordings.find(batch) if self._recordings is not None else None
         if found is None:
-            return self._one_as_always(batch, seed, weight, absent)
+            return self._one_as_always(batch, key, weight, absent)
         shape, inputs = found
-        inputs.append(self._scale(weight))
         if shape.recording is None:
-            self._seed(seed)
-            loss = shape.watch(inputs, self._steady, self._parameters, lambda: self._backward(batch, weight))
-            if loss is None:
-                self._buffers.undo()
-                return self._one_as_always(batch, seed, weight, absent)
-            return self._collect(absent), loss.item()
-        with torch.no_grad():
-            loss, gradients = shape.recording.run(inputs)
-            vector = self._join(gradients)
-            value = loss.item()
+            return self._watch(shape, batch, key, weight, absent)
+        inputs.append(self._scale(weight))
+        loss, gradients = shape.recording.run(inputs)
+        vector, value = self._join(gradients), loss.item()
         absent.intersection_update([self._trained[i] for i in shape.recording.absent])
         if shape.is_next_compared():
-            real, real_value = self._one_as_always(batch, seed, weight, absent)
+            real, real_value = self._one_as_always(batch, key, weight, absent)
             if not real.is_same(vector) or struct.pack("d", value) != struct.pack("d", real_value):
                 if shape.differs():
                     raise BatchFailed(_CHANGED)
@@ -150,17 +151,30 @@ class Trainer:
             self.recycle(real)
         return vector, value
 
-    def _one_as_always(self, batch: Any, seed: int, weight: float, absent: set[int]) -> tuple[Vector, float]:
-        self._seed(seed)
-        loss = self._backward(batch, weight)
+    def _watch(
+        self, shape: Shape, batch: Any, key: Key, weight: float, absent: set[int]
+    ) -> tuple[Vector, float]:
+        self._seed(key)
+        batch = to_device(batch, self._device)
+        inputs = [*tensors_of(batch), self._scale(weight)]
+        loss = shape.watch(inputs, self._steady, self._parameters, lambda: self._backward(batch, weight))
+        if loss is None:
+            self._buffers.undo()
+            return self._one_as_always(batch, key, weight, absent)
+        return self._collect(absent), loss.item()
+
+    def _one_as_always(self, batch: Any, key: Key, weight: float, absent: set[int]) -> tuple[Vector, float]:
+        self._seed(key)
+        loss = self._backward(to_device(batch, self._device), weight)
         return self._collect(absent), loss.item()
 
     def recycle(self, vector: Vector) -> None:
         """Give back a vector that has been sent."""
-        if len(self._spare) < 4:
+        if len(self._spare) < self._spare_max:
             self._spare.append(vector)
 
-    def _seed(self, seed: int) -> None:
+    def _seed(self, key: Key) -> None:
+        seed = batch_seed(self._rules.seed, *key)
         self._seed_torch(seed)
         if self._rules.seeds_python:
             seed_python(seed)
@@ -173,9 +187,9 @@ class Trainer:
             parameter.grad = None
         if self._autocasts:
             with torch.autocast(self._device.type, dtype=torch.bfloat16):
-                loss = self._job.loss(self._flat.module, to_device(batch, self._device))
+                loss = self._job.loss(self._flat.module, batch)
         else:
-            loss = self._job.loss(self._flat.module, to_device(batch, self._device))
+            loss = self._job.loss(self._flat.module, batch)
         self._run_backward(loss, weight)
         return loss
 
@@ -308,16 +322,3 @@ class _Buffers:
                     raise BatchFailed(_UNEXPECTED.format(name))
             if not moving and tensor._version != next(still):
                 raise BatchFailed(_UNEXPECTED.format(name))
-
-
-def to_device(value: Any, device: torch.device) -> Any:
-    """The same batch with its tensors on another device."""
-    if device.type == "cpu":
-        return value
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, dict):
-        return {key: to_device(item, device) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(to_device(item, device) for item in value)
-    return value

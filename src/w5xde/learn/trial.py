@@ -20,6 +20,7 @@ from w5xde.config import Settings
 from w5xde.errors import JobError
 from w5xde.learn import layout as layouts
 from w5xde.learn.data import MapSource, Source
+from w5xde.learn.device import to_device
 from w5xde.learn.job import Job, describe
 from w5xde.learn.payload import Packer, unpack
 from w5xde.learn.seeding import DrawnFrom, seed_everything
@@ -131,7 +132,7 @@ def _sender(batch: Any) -> Callable[[], Any]:
     packer = Packer()
     item = packer.pack(batch)
     body = bytearray(b"".join(packer.pieces))
-    return lambda: unpack(item, body)
+    return lambda: to_device(unpack(item, body), torch.device("cpu"))
 
 
 def _first_loss(job: Job, module: nn.Module, batch: Any, precision: str) -> float:

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from w5xde.errors import LocalProtocolError, RemoteProtocolError
-from w5xde.messages import Message
+from w5xde.messages import Beat, Hello, Leave, Message, Ready
 from w5xde.words import harmless
 
 MAGIC = b"W5"
@@ -32,6 +32,8 @@ SCRATCH_BYTES = 64 * 1024
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
+# A stranger's message becomes no more than one of these: a batch in 4 KiB would become 100 KiB of objects.
+_greeting_decoder = msgspec.msgpack.Decoder(Hello | Ready | Beat | Leave)
 
 
 class Limits(NamedTuple):
@@ -39,10 +41,12 @@ class Limits(NamedTuple):
 
     meta_bytes_max: int
     body_bytes_max: int
+    # Whether only the words are read that a node may say before it works.
+    is_greeting: bool = False
 
 
 # A greeting needs a few hundred bytes; nobody unknown may make us hold more.
-GREETING_LIMITS = Limits(meta_bytes_max=4096 - HEADER_BYTES, body_bytes_max=0)
+GREETING_LIMITS = Limits(meta_bytes_max=4096 - HEADER_BYTES, body_bytes_max=0, is_greeting=True)
 
 
 Body = bytearray | memoryview
@@ -132,7 +136,8 @@ class Decoder:
             meta_end = at + HEADER_BYTES + meta_bytes
             if self._filled < meta_end:
                 break
-            message = _read_message(view[at + HEADER_BYTES : meta_end])
+            decoder = _greeting_decoder if self.limits.is_greeting else _decoder
+            message = _read_message(decoder, view[at + HEADER_BYTES : meta_end])
             here = self._filled - meta_end
             if here < body_bytes:
                 # The rest of the body goes straight to its place.
@@ -174,12 +179,14 @@ class Decoder:
             wanted = max(wanted, HEADER_BYTES + self._read_header(0)[0])
         if len(self._scratch) < wanted:
             # A new one, because the reader may still hold a view of the old.
-            self._scratch = self._scratch[:rest] + bytes(wanted - rest)
+            larger = bytearray(wanted)
+            larger[:rest] = self._scratch[:rest]
+            self._scratch = larger
 
 
-def _read_message(meta: memoryview) -> Message:
+def _read_message(decoder: msgspec.msgpack.Decoder[Any], meta: memoryview) -> Message:
     try:
-        message: Message = _decoder.decode(meta)
+        message: Message = decoder.decode(meta)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         # It quotes what was sent, for example the name of a field that nobody knows.
         what = f"a message that makes no sense: {harmless(str(error))}"

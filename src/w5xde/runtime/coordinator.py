@@ -19,7 +19,6 @@ from w5xde.callbacks import Callback
 from w5xde.config import Settings
 from w5xde.control import events as ev
 from w5xde.control.coordinator import TICK_SECONDS
-from w5xde.control.cut import Cut
 from w5xde.control.members import BEAT_SECONDS
 from w5xde.errors import TrainingError, W5xdeError
 from w5xde.learn.checkpoint import model_file
@@ -43,10 +42,13 @@ from w5xde.runtime.peer import Peer
 from w5xde.runtime.recorder import Recorder
 from w5xde.runtime.restore import Restored
 from w5xde.runtime.status import RunStatus
+from w5xde.runtime.stepping import Applied, Stepping
 
 # Below this an update is folded on the loop: it costs less than handing it to a thread.
 INLINE_VECTOR_BYTES = 256 * 1024
 METRICS_SECONDS = 1.0
+# What is decided for the learner, and done together if it comes together.
+LEARNERS = (ev.Fold, ev.Step, ev.SetAside)
 EVENTS_KEPT = 200
 # How long a second Ctrl-C waits for a checkpoint that is being written.
 IMPATIENCE_SECONDS = 3.0
@@ -146,8 +148,23 @@ class Coordinator:
             self._settings.directions.down,
             dropped=lambda node, lease: self.dispatch(ev.Dropped(node, lease)),
         )
+        self._stepping = Stepping(
+            self._learner,
+            self._actor,
+            self._keeper,
+            self._loader,
+            self.meters,
+            cut=lambda: self._core.cut(self._loop.time()),
+            applied=self._applied,
+        )
         self._intake = Intake(
-            self._reception, self._learner, self._actor, self.meters, self.dispatch, self._receiver
+            self._reception,
+            self._learner,
+            self._actor,
+            self.meters,
+            self.dispatch,
+            self._receiver,
+            self._stepping,
         )
         self._writer = Actor("w5xde-keeper", self._broke, inline=False)
         self._accountant = Accountant(self.meters, self._reception, self._writer, lambda: self._core.progress)
@@ -158,9 +175,9 @@ class Coordinator:
             ev.Cancel: lambda effect: self._desk.cancel(effect.node, effect.leases),
             ev.Expire: lambda effect: None,
             ev.Reject: self._intake.reject,
-            ev.Fold: self._intake.fold,
-            ev.SetAside: self._set_aside,
-            ev.Step: self._step,
+            ev.Fold: self._stepping.fold,
+            ev.SetAside: self._stepping.set_aside,
+            ev.Step: self._stepping.step,
             ev.Save: self._save,
             ev.Evaluate: lambda effect: self._evaluator.measure(self._actor),
             ev.Close: self._close,
@@ -220,14 +237,17 @@ class Coordinator:
                 # Written down before it is done.
                 self._keeper.saw(event, effects)
                 for effect in effects:
+                    if type(effect) not in LEARNERS:
+                        self._stepping.flush()
                     self._perform[type(effect)](effect)
+                self._stepping.flush()
         finally:
             self._is_dispatching = False
 
     def _tick(self) -> None:
         now = self._loop.time()
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
-        self.dispatch(ev.Ticked())
+        self.dispatch(ev.Ticked(self._accountant.machine, self._accountant.load(now)))
         self._reception.tick(now)
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
@@ -270,36 +290,14 @@ class Coordinator:
 
     # --- steps ------------------------------------------------------------------------------------
 
-    def _step(self, effect: ev.Step) -> None:
-        plan = effect.plan
-        self.meters.shared(effect)
-        cut = self._core.cut(self._loop.time()) if self._keeper.steps is not None else None
-
-        def stepped(result: tuple[float, bool]) -> None:
-            loss_sum, is_durable = result
-            self._loader.release(plan.keys)
-            loss = loss_sum / effect.samples
-            self.meters.stepped(loss)
-            self.dispatch(ev.Stepped(plan.index, is_durable))
-            if self._audience:
-                status = self.status()
-                self._audience.tell(lambda callback: callback.on_step(status, status.step, loss))
-
-        self._actor.call(lambda: self._apply(effect, cut), stepped)
-
-    def _apply(self, step: ev.Step, cut: Cut | None) -> tuple[float, bool]:
-        """Step the optimizer, if need be after what that takes is on the disk. On the learner's thread."""
-        total = self._learner.total(step.plan.index)
-        is_durable = False
-        if cut is not None:
-            given = total.contribution
-            body = given.vector.raw.numpy().data
-            is_durable = self._keeper.log_step(step, cut, body, sorted(given.absent), given.loss_sum)
-        return self._learner.apply(total), is_durable
-
-    def _set_aside(self, effect: ev.SetAside) -> None:
-        self._intake.set_aside(effect)
-        self._loader.release(effect.plan.keys[effect.span.start : effect.span.stop])
+    def _applied(self, applied: list[Applied]) -> None:
+        steps = [each.step.plan.index for each in applied]
+        self.dispatch(ev.Stepped(steps, durable=all(each.is_durable for each in applied)))
+        if self._audience:
+            status = self.status()
+            for each in applied:
+                number, loss = each.step.version + 1, each.loss
+                self._audience.tell(lambda callback: callback.on_step(status, number, loss))  # noqa: B023
 
     def _save(self, effect: ev.Save) -> None:
         self._keeper.save(effect.cut, self.meters.kept(), self._loop.time())

@@ -53,7 +53,10 @@ class LendingDesk:
                 self._dropped(node, lease.id)
             return
         keys = [key for lease in leases for key in lease.step.keys[lease.span.start : lease.span.stop]]
-        found: Batches = {}
+        found: Batches = self._loader.at_once(keys) or {}
+        if found:
+            self._send_params(peer, leases, found)
+            return
 
         def arrived(key: tuple[int, int], packed: Packed) -> None:
             found[key] = packed

@@ -11,6 +11,7 @@ from safetensors.torch import load
 
 from w5xde.errors import StorageError
 from w5xde.learn.checkpoint import MODEL
+from w5xde.learn.job import describe
 from w5xde.runtime.disk import RealDisk
 from w5xde.runtime.restore import facts_of
 from w5xde.runtime.store import Store
@@ -28,17 +29,19 @@ def export_run(folder: Path, kind: str, target: Path) -> dict[str, Any]:
         )
     facts, model = facts_of(checkpoint), checkpoint.files.get(MODEL, b"")
     try:
-        if kind == "pt":
-            # A state dict, for torch.load(…, weights_only=True) and load_state_dict.
-            torch.save(load(model), target)
-        else:
-            target.write_bytes(model)
-    except SafetensorError as error:
+        weights = load(model) if kind == "pt" else {}
+    except (SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise StorageError(
-            f"the weights of run {folder.name} cannot be read: {error}",
+            f"the weights of run {folder.name} cannot be read: {describe(error)}",
             code="W5-407",
             fix="this checkpoint was not written by w5xde; remove it, and the one before it is used",
         ) from error
+    try:
+        if kind == "pt":
+            # A state dict, for torch.load(…, weights_only=True) and load_state_dict.
+            torch.save(weights, target)
+        else:
+            target.write_bytes(model)
     except (OSError, RuntimeError) as error:
         raise StorageError(
             f"{target} cannot be written: {error}", code="W5-402", fix="choose another --out"

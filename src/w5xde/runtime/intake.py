@@ -1,4 +1,4 @@
-"""The intake: what nodes send, on its way to the learner. Checked, held until it is decided on, then folded.
+"""The intake: what nodes send, on its way to the learner. Checked, then the core is told.
 
 Holds no rule: whether an answer counts is the core's to say.
 """
@@ -23,6 +23,7 @@ from w5xde.runtime.actor import Actor
 from w5xde.runtime.metrics import Meters, sane_seconds
 from w5xde.runtime.peer import Peer
 from w5xde.runtime.reception import Reception
+from w5xde.runtime.stepping import Stepping
 
 
 class Took(NamedTuple):
@@ -44,6 +45,7 @@ class Intake:
         meters: Meters,
         dispatch: Callable[[ev.Event], None],
         receiver: CodecReceiver,
+        stepping: Stepping,
     ) -> None:
         self._reception = reception
         self._learner = learner
@@ -51,8 +53,8 @@ class Intake:
         self._meters = meters
         self._dispatch = dispatch
         self._receiver = receiver
+        self._stepping = stepping
         self._loop = asyncio.get_running_loop()
-        self._incoming: dict[int, Contribution] = {}
 
     @staticmethod
     def place_of(update: Update, leases: Leases) -> tuple[int, ...]:
@@ -75,6 +77,7 @@ class Intake:
         peer.answered_at = now
         meter = self._meters.node(peer.name)
         meter.seconds_waiting += sane_seconds(update.waited_seconds)
+        meter.seconds_on_core += sane_seconds(update.core_seconds)
         meter.seconds_network += sane_seconds(update.network_seconds)
         meter.seconds_codec += sane_seconds(update.codec_seconds)
         meter.moved_vectors(len(vectors) * self._learner.vector_bytes, len(body))
@@ -98,15 +101,15 @@ class Intake:
         """The vectors of an update, and whether each is finite. Where the learner is."""
         if all(spec == NONE for spec in specs):
             vectors = self._learner.vectors(body, len(specs))
-        else:
-            view, at, vectors = memoryview(body), 0, []
-            for spec, length in zip(specs, lengths, strict=True):
-                try:
-                    raw = self._receiver.decode(spec, view[at : at + length])
-                except RemoteProtocolError as error:
-                    return error
-                vectors.append(self._learner.vector(raw))
-                at += length
+            return list(zip(vectors, self._learner.are_finite(body, vectors), strict=True))
+        view, at, vectors = memoryview(body), 0, []
+        for spec, length in zip(specs, lengths, strict=True):
+            try:
+                raw = self._receiver.decode(spec, view[at : at + length])
+            except RemoteProtocolError as error:
+                return error
+            vectors.append(self._learner.vector(raw))
+            at += length
         return [(vector, self._learner.is_finite(vector)) for vector in vectors]
 
     def _checked(
@@ -129,46 +132,30 @@ class Intake:
         took: Took,
     ) -> None:
         arrived = iter(checked)
-        last = answers[-1]
+        usable: list[int] = []
+        others: list[ev.Event] = []
         for answer in answers:
             if answer.dropped:
-                self._dispatch(ev.Dropped(node, answer.lease))
+                others.append(ev.Dropped(node, answer.lease))
                 continue
             if answer.failure:
-                self._dispatch(ev.Failed(node, answer.lease, answer.failure))
+                others.append(ev.Failed(node, answer.lease, answer.failure))
                 continue
             vector, is_finite = next(arrived)
             if is_finite and math.isfinite(answer.loss_sum):
                 given = Contribution(vector, frozenset(answer.absent), answer.loss_sum, is_checked=True)
-                self._incoming[answer.lease] = given
-                self._dispatch(
-                    ev.Answered(
-                        node,
-                        answer.lease,
-                        took.batch_seconds,
-                        took.compute_seconds,
-                        more=answer is not last,
-                        core_share=took.core_share,
-                    )
-                )
+                self._stepping.arrived(answer.lease, given)
+                usable.append(answer.lease)
             else:
-                self._dispatch(ev.Failed(node, answer.lease, "its gradient is not finite"))
+                others.append(ev.Failed(node, answer.lease, "its gradient is not finite"))
+        for leases in [usable] if self._stepping.takes_many else [[lease] for lease in usable]:
+            if leases:
+                self._dispatch(ev.Answered(node, leases, *took))
+        for event in others:
+            self._dispatch(event)
 
     def reject(self, effect: ev.Reject) -> None:
-        self._incoming.pop(effect.lease, None)
+        self._stepping.forget(effect.lease)
         peer = self._reception.get(effect.node)
         if peer is not None:
             peer.connection.send(Rejected(effect.lease, effect.reason[:4000]))
-
-    def fold(self, effect: ev.Fold) -> None:
-        lease, step = effect.lease, effect.lease.step
-        contribution = self._incoming.pop(lease.id)
-        self._meters.folded(effect.staleness)
-        self._meters.node(lease.node).loss = contribution.loss_sum / lease.samples
-        self._actor.call(
-            lambda: self._learner.fold(step.index, step.count, lease.span, contribution, effect.staleness)
-        )
-
-    def set_aside(self, effect: ev.SetAside) -> None:
-        step, span = effect.plan, effect.span
-        self._actor.call(lambda: self._learner.fold(step.index, step.count, span, None))

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from w5xde.runtime.disk import Appender, Disk, replace
-from w5xde.runtime.seal import NOTHING, Damaged, content_of, seal, unseal
+from w5xde.runtime.seal import NOTHING, Damaged, content_of, parse, seal, unseal
 
 SEGMENT_BYTES = 16 * 1024 * 1024
 # How much is kept in memory for a disk that cannot be written; what is beyond is lost, and the audit says so.
@@ -230,9 +230,9 @@ class _Segment:
         self.damage = ""
         if self._lines:
             try:
-                head = msgspec.json.decode(content_of(self._lines[0]), type=_Head)
+                head = parse(content_of(self._lines[0]), _Head)
                 _, digest = unseal(self._lines[0], head.after)
-            except (Damaged, msgspec.DecodeError, RecursionError):
+            except Damaged:
                 return
             self.head = head
             self._good_lines = 1
@@ -255,8 +255,8 @@ class _Segment:
                 return
             try:
                 content, digest = unseal(line, self.mark.sha256)
-                record = msgspec.json.decode(content)
-            except (Damaged, msgspec.DecodeError, RecursionError):
+                record = parse(content, object)
+            except Damaged:
                 self.damage = f"line {number} is not what was written"
                 return
             self.mark = Mark(digest, self.mark.records + 1)

@@ -97,11 +97,13 @@ class Loader:
             self._actor.stop()
         self._batches = iter(())
 
+    def at_once(self, keys: list[Key]) -> dict[Key, Packed] | None:
+        """These batches, if they need not be read any more."""
+        packed = self._packed
+        return {key: packed.batch(*key) for key in keys} if packed is not None else None
+
     def get(self, key: Key, done: Callable[[Packed], None]) -> None:
         """Call `done` with the batch, now or as soon as it has been read."""
-        if self._packed is not None:
-            done(self._packed.batch(*key))
-            return
         if key not in self._claimed:
             self._claimed.add(key)
             self._unclaimed -= 1

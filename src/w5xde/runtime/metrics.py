@@ -55,6 +55,8 @@ class NodeMeter:
     batches: int = 0
     samples: int = 0
     seconds_busy: float = 0.0
+    # Of these, on a core: what it computed, without what others on its machine kept it from.
+    seconds_on_core: float = 0.0
     seconds_waiting: float = 0.0
     seconds_network: float = 0.0
     seconds_codec: float = 0.0
@@ -95,6 +97,7 @@ class NodeMeter:
             "batches": self.batches,
             "samples": self.samples,
             "seconds_busy": round(self.seconds_busy, 6),
+            "seconds_on_core": round(self.seconds_on_core, 6),
             "seconds_waiting": round(self.seconds_waiting, 6),
             "seconds_network": round(self.seconds_network, 6),
             "seconds_codec": round(self.seconds_codec, 6),

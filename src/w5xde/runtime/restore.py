@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,9 +14,12 @@ from w5xde.control.ledger import Record, record_of, step_of
 from w5xde.errors import StorageError
 from w5xde.runtime.disk import Disk
 from w5xde.runtime.ledger import Mark, Reading
-from w5xde.runtime.seal import NOTHING
+from w5xde.runtime.seal import NOTHING, Damaged
 from w5xde.runtime.steplog import Logged, read_steps
 from w5xde.runtime.store import FOLDER, Checkpoint, Store
+
+# More batches than anybody puts into one step: a count in a file is no reason to build as many numbers.
+STEP_BATCHES_MAX = 2**20
 
 
 class KeptNode(msgspec.Struct, frozen=True):
@@ -28,6 +31,7 @@ class KeptNode(msgspec.Struct, frozen=True):
     samples: int
     seconds_busy: float
     seconds_waiting: float
+    seconds_on_core: float = 0.0
     seconds_network: float = 0.0
     seconds_codec: float = 0.0
     bytes_sent: int = 0
@@ -58,6 +62,20 @@ class Facts(msgspec.Struct, frozen=True):
     ledger: Mark
     weights_sha256: str
     meters: KeptMeters
+
+
+class KeptShare(msgspec.Struct, frozen=True):
+    """Of a step that was logged, what says how much there is to build of it."""
+
+    sizes: list[tuple[int, Annotated[int, msgspec.Meta(ge=1, le=STEP_BATCHES_MAX)]]]
+
+
+class KeptStep(msgspec.Struct, frozen=True):
+    """What a record of the step log says besides its gradient."""
+
+    step: KeptShare
+    cut: Cut
+    loss_sum: float
 
 
 def facts_of(checkpoint: Checkpoint) -> Facts:
@@ -162,13 +180,22 @@ def restore(
         restored.aside = facts.cut.accounts.aside
         restored.version, restored.sha256 = checkpoint.version, checkpoint.sha256
     # Steps may have been logged before there was any checkpoint.
-    for record, body in read_steps(disk, restored.version):
+    for record, body in _whole_steps(disk, restored.version):
         before = restored.cut
         try:
+            # JSON knows only strings as keys, and a cut counts epochs by number.
+            kept = msgspec.convert(record, KeptStep, str_keys=True)
             step = step_of(record["step"])
-            restored.cut = _cut(record["cut"])
+            restored.cut = kept.cut
             apply(step, record, body)
-        except (LookupError, TypeError, ValueError, RuntimeError, msgspec.ValidationError) as error:
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            RuntimeError,
+            msgspec.ValidationError,
+        ) as error:
             raise StorageError(
                 f"step {restored.version + len(restored.replayed)} in the step log cannot be used: {error}",
                 code="W5-407",
@@ -177,9 +204,16 @@ def restore(
         restored.last = (record, body)
         now = restored.cut.accounts
         completed = now.completed_since(before.accounts if before is not None else Accounts())
-        restored.replayed.append(Replayed(step, record["loss_sum"], now.aside, completed))
+        restored.replayed.append(Replayed(step, kept.loss_sum, now.aside, completed))
     return restored
 
 
-def _cut(plain: Any) -> Cut:
-    return msgspec.convert(plain, Cut, str_keys=True)
+def _whole_steps(disk: Disk, version: int) -> Iterator[Logged]:
+    try:
+        yield from read_steps(disk, version)
+    except Damaged as damage:
+        raise StorageError(
+            f"the step log cannot be used: {damage}",
+            code="W5-407",
+            fix="it was not written by w5xde; remove steps-*.log, and the run goes on from its checkpoint",
+        ) from damage

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from w5xde.runtime.disk import Appender, Disk
+from w5xde.runtime.seal import Damaged, parse
 
 _HEAD = struct.Struct("<4sIQ32s")
 _MAGIC = b"w5sl"
@@ -102,7 +103,10 @@ def forget_steps(disk: Disk, version: int) -> None:
 
 
 def read_steps(disk: Disk, version: int) -> Iterator[Logged]:
-    """Steps from `version` on, each applied to the one before, as far as they are whole."""
+    """Steps from `version` on, each applied to the one before, as far as they are whole.
+
+    Damaged: one is whole, and yet nothing that we would write.
+    """
     segments = _segments(disk)
     # What a later segment begins with is what really followed; one without a whole record says nothing.
     firsts = [first if any(_records(disk.read(name))) else None for _, _, first, name in segments]
@@ -130,5 +134,8 @@ def _records(data: bytes) -> Iterator[Logged]:
         )
         if magic != _MAGIC or end > len(data) or hashlib.sha256(data[start:end]).digest() != digest:
             return
-        yield msgspec.json.decode(data[start:middle]), data[middle:end]
+        record = parse(data[start:middle], dict[str, Any])
+        if not isinstance(record.get("version"), int):
+            raise Damaged("a record of the step log has no version")
+        yield record, data[middle:end]
         at = end

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from w5xde.runtime.disk import Disk, Piece
-from w5xde.runtime.seal import Damaged, seal, unseal
+from w5xde.runtime.seal import Damaged, parse, seal, unseal
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
@@ -121,14 +121,11 @@ class Store:
             if not line.endswith(b"\n"):
                 raise Damaged(f"{MANIFEST} is cut short")
             content, sha256 = unseal(line[:-1])
+            manifest = parse(content, _Manifest)
         except OSError as error:
             raise Damaged(f"{MANIFEST} cannot be read: {error.strerror or error}") from error
         except Damaged as damage:
             raise Damaged(f"{MANIFEST}: {damage}") from None
-        try:
-            manifest = msgspec.json.decode(content, type=_Manifest)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise Damaged(f"{MANIFEST} makes no sense: {error}") from error
         if manifest.format != FORMAT:
             raise Damaged(f"its format is {manifest.format}; this w5xde reads {FORMAT}")
         if manifest.version != version:

@@ -19,7 +19,7 @@ from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.codecs.sender import CodecSender, goes_as_it_is
 from w5xde.learn.enrol import NodeParts
 from w5xde.learn.layout import Vector
-from w5xde.learn.payload import unpack
+from w5xde.learn.payload import Unpacker
 from w5xde.learn.trainer import BatchFailed, Task
 from w5xde.messages import Answer, Loan, Params, Work
 from w5xde.protocol.wire import Body
@@ -99,9 +99,10 @@ class Workbench:
             self._choice.link(work.link)
         done = Done([], [], [], 0.0, 0.0)
         on_core = time.process_time()
+        unpacker = Unpacker(body)
         for loan in work.loans:
             begun = self._clock()
-            answer, vector = self._compute(loan, body)
+            answer, vector = self._compute(loan, unpacker)
             done.compute_seconds += answer.seconds
             if vector is not None:
                 answer = self._pack(answer, vector, done, begun)
@@ -109,7 +110,7 @@ class Workbench:
         done.core_seconds = time.process_time() - on_core
         return done
 
-    def _compute(self, loan: Loan, body: Body) -> tuple[Answer, Vector | None]:
+    def _compute(self, loan: Loan, unpacker: Unpacker) -> tuple[Answer, Vector | None]:
         if self._is_cancelled(loan.lease):
             return Answer(loan.lease, dropped=True), None
         parts = self.parts
@@ -117,7 +118,7 @@ class Workbench:
         try:
             batches = []
             for batch in loan.batches:
-                value: Any = unpack(batch.item, body, batch.at)
+                value: Any = unpacker.unpack(batch.item, batch.at)
                 if parts.source is not None:
                     seed = batch_seed(parts.welcome.rules.seed, loan.epoch, batch.index)
                     value = parts.source.read_indices(value, seed)

@@ -1,0 +1,214 @@
+"""What must hold of every decoder that reads bytes of a peer: a value, or the peer's error, and nothing else.
+
+Each function here takes bytes and raises `Broken` (or whatever escaped the decoder) if it does not hold. None
+uses `assert`: `python -O` runs them too.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import lru_cache, partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+from tests.protocol.streams import around
+from tests.security.measure import Broken, refusal_of, require
+from w5xde.compression import parse_spec
+from w5xde.errors import RemoteProtocolError
+from w5xde.learn.codecs.pipeline import parse
+from w5xde.learn.codecs.receiver import CodecReceiver
+from w5xde.learn.layout import Blueprint, Group, differences
+from w5xde.learn.payload import unpack
+from w5xde.messages import TRAINED, Entry, Item, Layout, Message, Update, Welcome, Work
+from w5xde.protocol.session import CHECKING, CLOSED, COORDINATOR, GREETED, NEW, NODE, WORKING, Session
+from w5xde.protocol.wire import Decoder, Frame, Limits, encode
+
+# --- frames ---------------------------------------------------------------------------------------
+
+
+class Heard(NamedTuple):
+    """What came out of a stream: frames, and the error that ended it."""
+
+    frames: list[tuple[Message, bytes]]
+    error: str
+
+
+def hear(data: bytes, cuts: Iterable[int], limits: Limits) -> Heard:
+    """Read a stream that arrives in pieces; after an error nothing more may come out of it."""
+    decoder = Decoder(limits)
+    found: list[tuple[Message, bytes]] = []
+    for start, stop in pairwise([0, *sorted({cut % (len(data) + 1) for cut in cuts}), len(data)]):
+        at = start
+        while at < stop:
+            buffer = decoder.get_buffer()
+            require(len(buffer) > 0, "the decoder waits for bytes and has no room for any")
+            count = min(len(buffer), stop - at)
+            buffer[:count] = data[at : at + count]
+            at += count
+            try:
+                frames = decoder.buffer_updated(count)
+            except RemoteProtocolError as error:
+                require(error.code.startswith("W5-1"), f"a refusal without a code: {error.code}")
+                _stays_silent(decoder)
+                return Heard(found, error.what)
+            found += [_kept(frame, limits) for frame in frames]
+    return Heard(found, "")
+
+
+def _kept(frame: Frame, limits: Limits) -> tuple[Message, bytes]:
+    require(len(frame.body) <= limits.body_bytes_max, "a body beyond the limit")
+    return frame.message, bytes(frame.body)
+
+
+def _stays_silent(decoder: Decoder) -> None:
+    valid = encode(msgspec.msgpack.decode(b"\x81\xa4type\xa4beat", type=Message))
+    for _ in range(2):
+        buffer = decoder.get_buffer()
+        count = min(len(buffer), len(valid))
+        buffer[:count] = valid[:count]
+        try:
+            frames = decoder.buffer_updated(count)
+        except RemoteProtocolError:
+            continue
+        raise Broken(f"after an error the stream still gave {frames}")
+
+
+def check_stream(data: bytes, cuts: list[int], limits: Limits) -> Heard:
+    """However it is cut, a stream says the same."""
+    whole = hear(data, (), limits)
+    for pieces in (hear(data, cuts, limits), hear(data, range(len(data)), limits)):
+        require(pieces.error == whole.error, f"in pieces: {pieces.error!r}, as a whole: {whole.error!r}")
+        # What came in one read with an error is not believed; in pieces it came before.
+        same = pieces.frames[: len(whole.frames)] if whole.error else pieces.frames
+        require(same == whole.frames, "pieces of a stream gave other frames than the whole")
+    return whole
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+_STATES = [NEW, GREETED, CHECKING, WORKING, CLOSED]
+
+
+def check_message(meta: bytes, limits: Limits) -> None:
+    """A message is refused, or is what it says it is; whoever hears it may go on or part."""
+    heard = hear(around(meta), (), limits)
+    for message, body in heard.frames:
+        again = hear(encode(message), (), limits)
+        require(not again.error, f"we would not read our own words: {again.error}")
+        # A NaN differs from itself, so bytes are compared and not messages.
+        require(encode(again.frames[0][0]) == encode(message), "a message changed on its way")
+        for side in (NODE, COORDINATOR):
+            for state in _STATES:
+                session = Session(side)
+                session.state = state
+                refusal_of(partial(session.hear, message, len(body)))
+        _use(message)
+
+
+def _use(message: Message) -> None:
+    """What the receiver looks at before anything is computed."""
+    if isinstance(message, Work):
+        for batch in (batch for loan in message.loans for batch in loan.batches):
+            check_item(batch.item, bytearray(64), batch.at)
+    elif isinstance(message, Welcome):
+        differences(message.layout, LAYOUT)
+        differences(LAYOUT, message.layout)
+    elif isinstance(message, Update):
+        for answer in message.answers:
+            body = memoryview(bytearray(min(answer.body_bytes, 300)))
+            for setting in SETTINGS:
+                refusal_of(partial(_receiver(setting).decode, answer.codec, body))
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+def check_item(item: Item, body: bytearray, offset: int) -> None:
+    """A batch holds no more than its body has."""
+    built: list[Any] = []
+    with warnings.catch_warnings():
+        # torch's own news (a dtype that is experimental) are not the peer's doing.
+        warnings.simplefilter("ignore")
+        refused = refusal_of(lambda: built.append(unpack(item, body, offset)))
+    if refused is None:
+        held = sum(tensor.nbytes for tensor in _tensors(built))
+        require(held <= len(body), f"tensors of {held} bytes were made of {len(body)}")
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+# --- codecs ---------------------------------------------------------------------------------------
+
+_COMPRESSORS = ["zlib:1", "lz4", "lz4:8", "lz4frame", "zstd:1"]
+SPECS = [
+    "none",
+    "shuffle",
+    *_COMPRESSORS,
+    *(f"shuffle | {name}" for name in _COMPRESSORS),
+    "fp16",
+    "bf16",
+    "int8",
+    "int8 | zstd:1",
+    "bf16 | shuffle | zstd:1",
+    "fp16 | shuffle | lz4",
+    "int8 | shuffle | zlib:1",
+]
+SETTINGS = ["none", "auto", "auto:lossy", *SPECS[1:]]
+LAYOUT = Layout(
+    [
+        Entry("weight", "float32", (9, 5), TRAINED),
+        Entry("bias", "float64", (3,), TRAINED),
+        Entry("half", "bfloat16", (7,), TRAINED),
+        Entry("count", "int64", (2,), "moving"),
+        Entry("seen", "bool", (5,), "moving"),
+    ]
+)
+_BLUEPRINT = Blueprint(LAYOUT)
+GROUPS: list[Group] = _BLUEPRINT.moving_groups
+VECTOR_BYTES = _BLUEPRINT.moving_bytes
+
+
+@lru_cache
+def _receiver(setting: str) -> CodecReceiver:
+    return CodecReceiver(setting, GROUPS, VECTOR_BYTES)
+
+
+def encoded(spec: str, is_plain: bool) -> bytes:
+    """An honest vector as it travels; a plain one is mostly zeros, and shrinks."""
+    raw = torch.zeros(VECTOR_BYTES, dtype=torch.uint8)
+    if not is_plain:
+        raw.copy_(torch.arange(VECTOR_BYTES).mul(37).remainder(251))
+    return b"".join(parse(spec).encode(raw, GROUPS))
+
+
+def check_codec(spec: str, body: bytes) -> None:
+    """A body becomes a vector of exactly the length that the layout says, or is refused with W5-122."""
+    for setting in (spec, "auto:lossy"):
+        try:
+            vector = _receiver(setting).decode(spec, memoryview(bytearray(body)))
+        except RemoteProtocolError as error:
+            require(error.code == "W5-122", f"refused with {error.code}: {error.what}")
+        else:
+            require(vector.numel() == VECTOR_BYTES, "a vector of another length")
+
+
+def check_spec(text: str) -> None:
+    """A spec is understood, or a ValueError says why not; what the run did not agree on is refused."""
+    with suppress(ValueError):
+        parse_spec(text)
+    refused = refusal_of(lambda: _receiver("none").decode(text, memoryview(bytearray(VECTOR_BYTES))))
+    require(refused is not None or text == "none", f"{text!r} was never agreed on")
