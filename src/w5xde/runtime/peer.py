@@ -17,6 +17,24 @@ STUCK_SECONDS = 30.0
 SLOW_SECONDS, SLOW_BYTES_PER_SECOND = 15.0, 8 * 1024
 
 
+# Who keeps us waiting is looked at every two seconds; after a longer gap it was us who kept others waiting.
+NAP_SECONDS = 5.0
+
+
+class Watch:
+    """Since when we have looked at our peers without a gap."""
+
+    def __init__(self) -> None:
+        self._looked_at = self._awake_since = 0.0
+
+    def awake_since(self, now: float) -> float:
+        if now - self._looked_at > NAP_SECONDS:
+            # We were stopped, or busy with something else, and heard nobody meanwhile.
+            self._awake_since = now
+        self._looked_at = now
+        return self._awake_since
+
+
 @dataclass(slots=True, eq=False)
 class Peer:
     """A node's connection, and what was sent over it."""
@@ -49,24 +67,24 @@ class Peer:
     sender: CodecSender | None = None
     choice: CodecChoice = field(default_factory=CodecChoice)
 
-    def complaint(self, now: float) -> str:
-        """Why we part with it now; nothing if it keeps up."""
-        if not self.is_ready and now - self.heard_at > GREETING_SECONDS:
+    def complaint(self, now: float, awake_since: float) -> str:
+        """Why we part with it now; nothing if it keeps up. What was before we were awake does not count."""
+        if not self.is_ready and now - max(self.heard_at, awake_since) > GREETING_SECONDS:
             return f"it said nothing for {GREETING_SECONDS:.0f} s"
         stuck_since = self.connection.stuck_since
-        if stuck_since is not None and now - stuck_since > STUCK_SECONDS:
+        if stuck_since is not None and now - max(stuck_since, awake_since) > STUCK_SECONDS:
             return f"it took nothing of what was sent to it for {STUCK_SECONDS:.0f} s"
-        if self._is_dawdling(now):
+        if self._is_dawdling(now, awake_since):
             return f"it sent less than {SLOW_BYTES_PER_SECOND} bytes a second for {SLOW_SECONDS:.0f} s"
         return ""
 
-    def _is_dawdling(self, now: float) -> bool:
+    def _is_dawdling(self, now: float, awake_since: float) -> bool:
         """Whether one frame has been arriving for long, and hardly any of it came."""
         began, received = self.connection.frame_began, self.connection.bytes_received
         seen = self.frame_seen
         if began is None:
             self.frame_seen = None
-        elif seen is None or seen[0] != began:
+        elif seen is None or seen[0] != began or seen[1] < awake_since:
             self.frame_seen = began, now, received
         elif now - seen[1] >= SLOW_SECONDS:
             self.frame_seen = began, now, received

@@ -35,7 +35,7 @@ from w5xde.runtime.door import Visit
 from w5xde.runtime.entry import Admission, Entry
 from w5xde.runtime.gate import Gate
 from w5xde.runtime.memory import available_bytes
-from w5xde.runtime.peer import Peer
+from w5xde.runtime.peer import Peer, Watch
 from w5xde.runtime.tickets import Refused
 from w5xde.runtime.transport import Connection
 
@@ -93,6 +93,7 @@ class Reception:
         self._gone_bytes_received = 0
         self._gone_traffic: list[tuple[str, int, int]] = []
         self._is_closing = False
+        self._watch = Watch()
         self._open = 0
         self._all_gone = asyncio.Event()
 
@@ -213,9 +214,10 @@ class Reception:
 
     def hurry(self, now: float) -> None:
         """Part with those who keep us waiting. Building a model may take long: nodes beat meanwhile."""
+        awake_since = self._watch.awake_since(now)
         waiting = self._gate.waiting
         for peer in list(self._peers.values()):
-            complaint = peer.complaint(now) if peer.connection not in waiting else ""
+            complaint = peer.complaint(now, awake_since) if peer.connection not in waiting else ""
             if complaint:
                 self._cut(peer, complaint)
         for text in self.doorman.news(now):
