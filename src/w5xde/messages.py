@@ -46,13 +46,12 @@ class Spoken(Frozen, frozen=True):
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         # Bytes are secrets here, and whoever shows a message must not show these.
-        said = [(name, getattr(self, name)) for name in self.__struct_fields__]
+        said = msgspec.structs.asdict(self).items()
         return [(name, "***" if isinstance(word, bytes) and word else word) for name, word in said]
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({', '.join(f'{name}={said!r}' for name, said in self.__rich_repr__())})"
-        )
+        shown = ", ".join(f"{name}={said!r}" for name, said in self.__rich_repr__())
+        return f"{type(self).__name__}({shown})"
 
 
 # --- a batch, described -------------------------------------------------------------------------
