@@ -141,6 +141,22 @@ def test_the_loss_is_hardly_ever_called_once_it_is_recorded(name: str) -> None:
     assert calls_of_loss(make(RECORDED[name]), run) <= 20
 
 
+def test_one_that_would_keep_much_memory_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "BYTES_MAX", 1000)
+    trainer = trainer_of(make(mlp()))
+    plain = trainer_of(make(mlp()), recording="off")
+    for number in range(9):
+        ours, theirs = compute(trainer, batch_of(number)), compute(plain, batch_of(number))
+        assert ours.vector.is_same(theirs.vector)
+
+    def run(job: Job) -> None:
+        trainer = trainer_of(job)
+        for number in range(50):
+            compute(trainer, batch_of(number))
+
+    assert calls_of_loss(make(mlp()), run) > 50
+
+
 def test_each_shape_has_its_own_and_many_shapes_are_computed_as_always() -> None:
     quick, plain = trainer_of(make(mlp())), trainer_of(make(mlp()), recording="off")
     for number in range(120):

@@ -50,6 +50,8 @@ SMALL_SECONDS = 0.005
 TIMED_MAX = 8
 # So many batches of a shape are compared with the real thing; then the 8th, the 16th, the 32nd…
 COMPARED_FIRST = 4
+# What a recording may keep for its results.
+BYTES_MAX = 16 * 1024 * 1024
 # Batches of ever new shapes are not worth watching.
 SHAPES_MAX = 16
 
@@ -113,6 +115,7 @@ class Recording:
         # Those that the batch made itself, and of these the ones that nothing was written into.
         self._own: set[int] = set()
         self._empty: set[int] = set()
+        self._bytes = 0
         self._calls: list[Callable[[], object]] = []
         self._inputs = [self._place(tensor, tensor.clone()) for tensor in inputs]
         for tensor in steady:
@@ -192,6 +195,9 @@ class Recording:
         for each in fresh:
             self._place(each, each.detach())
             self._own.add(id(each))
+            self._bytes += each.nbytes
+        if self._bytes > BYTES_MAX:
+            raise Unfit(f"it would keep more than {BYTES_MAX} bytes")
         if func is _aten.new_empty_strided.default:
             self._empty.add(id(result))
             return

@@ -141,7 +141,8 @@ class Trainer:
         inputs.append(self._scale(weight))
         loss, gradients = shape.recording.run(inputs)
         vector, value = self._join(gradients), loss.item()
-        absent.intersection_update([self._trained[i] for i in shape.recording.absent])
+        if absent:
+            absent.intersection_update([self._trained[i] for i in shape.recording.absent])
         if shape.is_next_compared():
             real, real_value = self._one_as_always(batch, key, weight, absent)
             if not real.is_same(vector) or struct.pack("d", value) != struct.pack("d", real_value):

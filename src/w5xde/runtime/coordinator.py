@@ -296,8 +296,10 @@ class Coordinator:
         if self._audience:
             status = self.status()
             for each in applied:
-                number, loss = each.step.version + 1, each.loss
-                self._audience.tell(lambda callback: callback.on_step(status, number, loss))  # noqa: B023
+                self._tell_step(status, each.step.version + 1, each.loss)
+
+    def _tell_step(self, status: RunStatus, number: int, loss: float) -> None:
+        self._audience.tell(lambda callback: callback.on_step(status, number, loss))
 
     def _save(self, effect: ev.Save) -> None:
         self._keeper.save(effect.cut, self.meters.kept(), self._loop.time())
