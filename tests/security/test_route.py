@@ -83,7 +83,11 @@ def test_if_none_is_right_the_most_telling_reason_is_told(tmp_path: Path) -> Non
     asyncio.run(story())
 
 
-def test_the_doctor_looks_over_tls_and_uses_up_nothing(tmp_path: Path) -> None:
+def test_the_doctor_looks_over_tls_and_uses_up_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Three looks in a row, and there is a limit to handshakes from one address.
+    monkeypatch.setattr(there, "DIALS", 1)
     with attacked(tmp_path) as run:
         found = {each.check: each for each in there.check_route(there.target_of(run.ticket.to_text()))}
         assert found["coordinator"].what.startswith("run mine, sync")
