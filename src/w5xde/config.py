@@ -18,10 +18,13 @@ from msgspec import Meta, Struct
 from w5xde.compression import Directions, parse_compress
 from w5xde.errors import UsageError
 from w5xde.messages import NODE_NAME_PATTERN
-from w5xde.runs import find_run, read_manifest
+from w5xde.runs import STATE_VARIABLE, find_run, read_manifest
+from w5xde.ticket import VARIABLE
 
 SETTINGS_FILE = "w5xde.toml"
 ENVIRONMENT_PREFIX = "W5XDE_"
+# Variables of ours that are no settings: they must not end up in a manifest.
+NO_SETTINGS = {VARIABLE, STATE_VARIABLE}
 
 # A run's name is also a folder's name; both kinds of names are shown in terminals and logs.
 SHOWN_NAME = re.compile(NODE_NAME_PATTERN)
@@ -103,10 +106,26 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "auto"
     # --- where and who
     nodes: Annotated[int, Meta(ge=0, le=1000, description="node processes to start on this machine")] = 2
-    host: Annotated[str, Meta(min_length=1, description="address to listen on (0.0.0.0: every network)")] = (
-        "127.0.0.1"
-    )
+    host: Annotated[
+        str, Meta(min_length=1, description="address to listen on (0.0.0.0 or auto: every network)")
+    ] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on (0: any free one)")] = 0
+    advertise: Annotated[
+        str | None, Meta(description="hosts that tickets name, with commas (default: this machine's own)")
+    ] = None
+    ticket_file: Annotated[
+        str | None, Meta(description="write the ticket into this file, readable for its owner alone")
+    ] = None
+    insecure: Annotated[
+        bool, Meta(description="let others' machines join in clear text, which anybody on the way can read")
+    ] = False
+    tls_cert: Annotated[
+        str | None, Meta(description="a certificate of your own (PEM), instead of the run's own")
+    ] = None
+    tls_key: Annotated[str | None, Meta(description="the key of that certificate (PEM)")] = None
+    tls_ca: Annotated[
+        str | None, Meta(description="the authority (PEM) whose certificates the other side must have")
+    ] = None
     road: Annotated[
         Literal["auto", "tcp"],
         Meta(description="auto: nodes on the coordinator's machine come by a faster road; tcp: none does"),
@@ -156,6 +175,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"batches-per-step {self.batches_per_step} must be from 1 to 65536")
         if self.clip_norm is not None and not 0 < self.clip_norm < float("inf"):
             raise ValueError(f"clip-norm {self.clip_norm} must be a positive number")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls-cert and tls-key go together")
         parse_every(self.checkpoint_every)
         parse_compress(self.compress)
         if self.durability == "step" and self.checkpoint_every == "off":
@@ -208,7 +229,9 @@ _TRAINING = [
     "recording",
 ]
 _SOCKETS = ["road", "socket_buffer", "tcp_nodelay", "tcp_keepalive", "tcp_quickack"]
-_PLACE = ["nodes", "device", "threads", "host", "port", *_SOCKETS]
+_TLS = ["tls_cert", "tls_key", "tls_ca"]
+_ENTRANCE = ["host", "port", "advertise", "ticket_file", "insecure", *_TLS]
+_PLACE = ["nodes", "device", "threads", *_ENTRANCE, *_SOCKETS]
 _KEEPING = [
     "checkpoint_every",
     "keep_checkpoints",
@@ -222,7 +245,8 @@ _SHOWING = ["log", "json"]
 COMMAND_SETTINGS: dict[str, list[str]] = {
     "train": [*_TRAINING, *_PLACE, *_KEEPING, *_SHOWING],
     "serve": [*_TRAINING, *_PLACE, *_KEEPING, *_SHOWING],
-    "join": ["node_name", "device", "wait", *_SOCKETS, *_SHOWING],
+    "join": ["node_name", "device", "wait", *_TLS, *_SOCKETS, *_SHOWING],
+    "ticket": ["runs", "json"],
     "demo": ["nodes", "name", "runs", *_SHOWING],
     "audit": ["runs", "json"],
     "export": ["runs", "json"],
@@ -246,6 +270,7 @@ COMMAND_DEFAULTS: dict[str, dict[str, Any]] = {
     "train": {},
     "serve": {"nodes": 0, "port": 5555},
     "join": {},
+    "ticket": {},
     "demo": {"nodes": 3},
     "audit": {},
     "export": {},
@@ -340,7 +365,7 @@ def _require_known(key: str, known: list[str], sentence: str) -> None:
 def _read_environment(environment: Mapping[str, str], known: list[str]) -> dict[str, Any]:
     layer = {}
     for variable, value in environment.items():
-        if variable.startswith(ENVIRONMENT_PREFIX):
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in NO_SETTINGS:
             key = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
             _require_known(key, known, f"unknown setting {variable} in the environment ({{!r}})")
             layer[key] = value

@@ -16,11 +16,13 @@ from w5xde.learn.data import Start
 from w5xde.learn.learner import Learner
 from w5xde.learn.prepare import Prepared
 from w5xde.runtime.buffers import Buffers
+from w5xde.runtime.door import Door, places_of
+from w5xde.runtime.entry import Entry
 from w5xde.runtime.keeper import Keeper
 from w5xde.runtime.reception import Host, Reception
 from w5xde.runtime.recorder import Recorder
 from w5xde.runtime.restore import Restored
-from w5xde.runtime.roads import Door, configure, listen
+from w5xde.runtime.roads import configure
 
 
 def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | None) -> CoordinatorCore:
@@ -60,16 +62,17 @@ def receiver_of(learner: Learner, settings: Settings) -> CodecReceiver:
 
 
 def open_reception(
-    host: Host, prepared: Prepared, settings: Settings, run: str, life: int, receiver: CodecReceiver
+    host: Host, prepared: Prepared, settings: Settings, recorder: Recorder, life: int, receiver: CodecReceiver
 ) -> Reception:
     return Reception(
         host,
-        run=run,
+        run=recorder.name,
         incarnation=life,
         layout=prepared.learner.flat.blueprint.layout,
         rules=prepared.rules,
         vector_bytes_max=receiver.body_bytes_max,
         configure=lambda sock: configure(sock, settings),
+        entry=Entry(recorder.folder, recorder.facts["id"], settings),
     )
 
 
@@ -107,12 +110,25 @@ async def listen_again(
     reception: Reception, settings: Settings, port_before: int | None, note: Callable[[str], None]
 ) -> Door:
     """Open the door: after a restart where it was before, so that nodes find it."""
-    if settings.port == 0 and port_before:
-        try:
-            return await listen(reception.make_connection, settings.host, port_before, settings.road)
-        except UsageError:
-            note(f"port {port_before} is taken meanwhile; nodes from before must join anew")
-    return await listen(reception.make_connection, settings.host, settings.port, settings.road)
+    places = await places_of(settings.host, settings.port)
+    door = Door(
+        reception.make_connection, reception.doorman, reception.entry.guard(places), reception.turned_away
+    )
+    try:
+        if settings.port or not port_before:
+            door.listen(places, settings.host, settings.port, settings.road)
+        else:
+            try:
+                door.listen(places, settings.host, port_before, settings.road)
+            except UsageError:
+                note(f"port {port_before} is taken meanwhile; nodes from before must join anew")
+                door.listen(places, settings.host, 0, settings.road)
+        # Nobody is heard before we wait for something again.
+        reception.entry.open(*door.address)
+    except BaseException:
+        door.close()
+        raise
+    return door
 
 
 def words_of(restored: Restored | None, core: CoordinatorCore, life: int) -> Iterator[tuple[str, str]]:

@@ -32,15 +32,15 @@ from w5xde.runtime.accountant import Accountant
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.audience import Audience
 from w5xde.runtime.desk import LendingDesk
+from w5xde.runtime.door import Door
 from w5xde.runtime.evaluator import Evaluator
 from w5xde.runtime.intake import Intake
 from w5xde.runtime.keeper import Keeper
 from w5xde.runtime.loader import Loader
 from w5xde.runtime.metrics import Meters
-from w5xde.runtime.reception import Peer
+from w5xde.runtime.peer import Peer
 from w5xde.runtime.recorder import Recorder
 from w5xde.runtime.restore import Restored
-from w5xde.runtime.roads import Door
 from w5xde.runtime.status import RunStatus
 from w5xde.runtime.stepping import Applied, Stepping
 
@@ -79,8 +79,9 @@ class Coordinator:
         self._loader = Loader(prepared.source, settings, begin.start_of(self._core.plan))
         self._receiver = begin.receiver_of(self._learner, settings)
         self._reception = begin.open_reception(
-            self, prepared, settings, recorder.name, keeper.life, self._receiver
+            self, prepared, settings, recorder, keeper.life, self._receiver
         )
+        self.entry = self._reception.entry
         self._parameters = sum(tensor.numel() for tensor in self._learner.flat.module.parameters())
         recorder.watch(self._storage_note)
         self.meters = Meters()

@@ -15,7 +15,8 @@ from w5xde.messages import Batch, Cancel, Loan, Params, Work
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.loader import Loader
 from w5xde.runtime.metrics import Meters
-from w5xde.runtime.reception import Peer, Reception
+from w5xde.runtime.peer import Peer
+from w5xde.runtime.reception import Reception
 from w5xde.runtime.snapshots import Snapshot, Snapshots
 
 Batches = dict[tuple[int, int], Packed]
