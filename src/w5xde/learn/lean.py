@@ -47,10 +47,16 @@ def has_hooks(optimizer: Optimizer) -> bool:
     )
 
 
+def is_patched(optimizer: Optimizer) -> bool:
+    """Whether somebody gave this one a step of its own; a schedule does, but only to count."""
+    own = vars(optimizer).get("step")
+    return own is not None and not hasattr(own, "_wrapped_by_lr_sched")
+
+
 def step(optimizer: Optimizer) -> None:
     """`optimizer.step()`: of torch's own optimizers what it comes to, of others just that."""
     is_torchs = type(optimizer).__module__.startswith("torch.optim.")
-    if not is_torchs or has_hooks(optimizer) or compiler_is_loaded():
+    if not is_torchs or has_hooks(optimizer) or compiler_is_loaded() or is_patched(optimizer):
         # As anybody would call it: one that is not torch's may need gradients of its own.
         with torch.enable_grad():
             optimizer.step()

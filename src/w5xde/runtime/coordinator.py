@@ -92,6 +92,7 @@ class Coordinator:
         self.address = ""
         self._events: deque[ev.Event] = deque()
         self._is_dispatching = False
+        self._untold: deque[list[Applied]] = deque()
         self._finish: ev.Finish | None = None
         self._seconds = 0.0
 
@@ -156,6 +157,7 @@ class Coordinator:
             self.meters,
             cut=lambda: self._core.cut(self._loop.time()),
             applied=self._applied,
+            failed=self._learner_broke,
         )
         self._intake = Intake(
             self._reception,
@@ -241,6 +243,9 @@ class Coordinator:
                         self._stepping.flush()
                     self._perform[type(effect)](effect)
                 self._stepping.flush()
+                if isinstance(event, ev.Stepped):
+                    # Now that they count: whoever is told may ask how far we are.
+                    self._audience.steps(self._untold.popleft(), self.status)
         finally:
             self._is_dispatching = False
 
@@ -291,15 +296,9 @@ class Coordinator:
     # --- steps ------------------------------------------------------------------------------------
 
     def _applied(self, applied: list[Applied]) -> None:
+        self._untold.append(applied)
         steps = [each.step.plan.index for each in applied]
         self.dispatch(ev.Stepped(steps, durable=all(each.is_durable for each in applied)))
-        if self._audience:
-            status = self.status()
-            for each in applied:
-                self._tell_step(status, each.step.version + 1, each.loss)
-
-    def _tell_step(self, status: RunStatus, number: int, loss: float) -> None:
-        self._audience.tell(lambda callback: callback.on_step(status, number, loss))
 
     def _save(self, effect: ev.Save) -> None:
         self._keeper.save(effect.cut, self.meters.kept(), self._loop.time())

@@ -34,7 +34,10 @@ class Applied:
 
 
 class Stepping:
-    """Folds and steps in the order they were decided; `applied` hears of the steps once they are made."""
+    """Folds and steps in the order they were decided.
+
+    `applied` hears of the steps once they are made, `failed` of one that could not be.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Stepping:
         meters: Meters,
         cut: Callable[[], Cut],
         applied: Callable[[list[Applied]], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self._learner = learner
         self._actor = actor
@@ -53,6 +57,7 @@ class Stepping:
         self._meters = meters
         self._cut = cut
         self._applied = applied
+        self._failed = failed
         # What came and is not decided on, by lease.
         self._incoming: dict[int, Contribution] = {}
         self._begun: list[_Decided] = []
@@ -94,17 +99,21 @@ class Stepping:
     # --- where the learner is ---------------------------------------------------------------------
 
     @torch.no_grad()
-    def _do(self, begun: list[_Decided]) -> list[Applied]:
-        applied = []
-        for effect, given in begun:
-            if isinstance(effect, ev.Step):
-                applied.append(self._apply(effect, given if isinstance(given, Cut) else None))
-            elif isinstance(effect, ev.SetAside):
-                self._learner.fold(effect.plan.index, effect.plan.count, effect.span, None)
-            elif isinstance(given, Contribution):
-                step, span = effect.lease.step, effect.lease.span
-                self._learner.fold(step.index, step.count, span, given, effect.staleness)
-        return applied
+    def _do(self, begun: list[_Decided]) -> tuple[list[Applied], BaseException | None]:
+        """What was applied, and what went wrong after that."""
+        applied: list[Applied] = []
+        try:
+            for effect, given in begun:
+                if isinstance(effect, ev.Step):
+                    applied.append(self._apply(effect, given if isinstance(given, Cut) else None))
+                elif isinstance(effect, ev.SetAside):
+                    self._learner.fold(effect.plan.index, effect.plan.count, effect.span, None)
+                elif isinstance(given, Contribution):
+                    step, span = effect.lease.step, effect.lease.span
+                    self._learner.fold(step.index, step.count, span, given, effect.staleness)
+        except (Exception, SystemExit) as error:
+            return applied, error
+        return applied, None
 
     def _apply(self, step: ev.Step, cut: Cut | None) -> Applied:
         """Step the optimizer, if need be after what that takes is on the disk."""
@@ -118,9 +127,12 @@ class Stepping:
 
     # --- back on the loop -------------------------------------------------------------------------
 
-    def _done(self, applied: list[Applied]) -> None:
+    def _done(self, done: tuple[list[Applied], BaseException | None]) -> None:
+        applied, error = done
         for each in applied:
             self._loader.release(each.step.plan.keys)
             self._meters.stepped(each.loss)
         if applied:
             self._applied(applied)
+        if error is not None:
+            self._failed(error)
