@@ -31,6 +31,7 @@ EDGES = {
     "bench",
     "doctor",
     "explain",
+    "ticket_command",
 }
 BASE = {
     "errors",
@@ -77,6 +78,8 @@ READERS = (
     "w5xde.runtime.ledger", "w5xde.runtime.lock", "w5xde.runtime.node", "w5xde.runtime.reception",
     "w5xde.runtime.restore", "w5xde.runtime.seal", "w5xde.runtime.steplog", "w5xde.runtime.store",
     "w5xde.runtime.transport", "w5xde.runtime.workbench", "w5xde.control",
+    "w5xde.runtime.tickets", "w5xde.runtime.credentials", "w5xde.runtime.passes", "w5xde.runtime.private",
+    "w5xde.runtime.entry", "w5xde.runtime.door", "w5xde.runtime.route", "w5xde.runtime.peer",
 )  # fmt: skip
 
 

@@ -113,7 +113,7 @@ def test_a_program_may_ask_too(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unknown", "words"), [("W5-133", "W5-103 (nothing answers"), ("x", "lists all codes")]
+    ("unknown", "words"), [("W5-1033", "W5-103 (nothing answers"), ("x", "lists all codes")]
 )
 def test_an_unknown_code_is_told_with_those_near_it(
     unknown: str, words: str, capsys: pytest.CaptureFixture[str]

@@ -23,8 +23,9 @@ import msgspec
 
 from w5xde.callbacks import Callback
 from w5xde.config import Settings, resolve
-from w5xde.errors import StorageError, UsageError
+from w5xde.errors import JoinError, StorageError, UsageError
 from w5xde.learn.job import Job, load_job
+from w5xde.ticket import Ticket, read_ticket
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -36,6 +37,13 @@ if TYPE_CHECKING:
     from w5xde.runtime.nursery import Nursery
     from w5xde.runtime.recorder import Recorder
     from w5xde.runtime.restore import Restored
+
+
+# Said at both ends of a run that was started with --insecure.
+CLEAR_TEXT = (
+    "INSECURE: this run is in clear text. Whoever is on the way can read and change the model, the data and "
+    "the tickets; leave out --insecure to encrypt it"
+)
 
 
 @dataclass(slots=True)
@@ -107,9 +115,12 @@ def serve(job: Job | str, *, callbacks: Iterable[Callback] = (), **settings: Any
     return run_coordinator(job, _resolve("serve", settings), callbacks)
 
 
-def join(address: str, job: Job | str, *, callbacks: Iterable[Callback] = (), **settings: Any) -> NodeReport:
-    """Work for the coordinator at `host:port` until its run is over."""
-    return run_node_at(address, job, _resolve("join", settings), callbacks)
+def join(
+    ticket: str | Ticket | None, job: Job | str, *, callbacks: Iterable[Callback] = (), **settings: Any
+) -> NodeReport:
+    """Work for the coordinator of this ticket until its run is over. None: the ticket in W5XDE_TICKET."""
+    found = ticket if isinstance(ticket, Ticket) else find_ticket(ticket)
+    return run_node(found, job, _resolve("join", settings), callbacks)
 
 
 # --- the coordinator ------------------------------------------------------------------------------
@@ -329,20 +340,43 @@ def parse_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def run_node_at(
-    address: str,
+def find_ticket(said: str | None) -> Ticket:
+    """The ticket that a person means by what was said instead of it, if anything was."""
+    try:
+        return read_ticket(said, os.environ, sys.stdin)
+    except JoinError as damaged:
+        try:
+            parse_address(said or "")
+        except UsageError:
+            raise damaged from None
+        raise UsageError(
+            f"{said} is an address, and joining needs a ticket",
+            code="W5-111",
+            why="the ticket says where to go, whom to trust there, and that you may come",
+            fix="copy the line that w5xde serve prints, or make one there:  w5xde ticket new latest",
+        ) from None
+
+
+def run_node(
+    ticket: Ticket,
     job: Job | str,
     settings: Settings,
     callbacks: Iterable[Callback] = (),
     watcher: Watcher | None = None,
+    *,
+    keeps: bool = True,
 ) -> NodeReport:
-    """One node, with settings that are already checked."""
-    host, port = parse_address(address)
+    """One node, with settings that are already checked; it `keeps` what lets it come back by itself."""
     named = _find(job)
     from w5xde.runtime.node import Node
+    from w5xde.runtime.passes import Pass
+    from w5xde.runtime.roads import is_here
 
     watch = watcher or Watcher()
-    node = Node(named.job, host, port, settings, watch.node_note, callbacks)
+    entrance = Pass(ticket, keeps=keeps)
+    node = Node(named.job, entrance, settings, watch.node_note, callbacks)
+    if ticket.is_clear and not all(is_here(host) for host, _ in ticket.addresses):
+        watch.node_note("insecure", CLEAR_TEXT)
     report: list[NodeReport] = []
 
     async def work() -> None:
@@ -352,5 +386,6 @@ def run_node_at(
     try:
         _run(work(), lambda reason: node.leave())
     finally:
+        entrance.close()
         watch.ended()
     return report[0]

@@ -1,4 +1,4 @@
-"""The command: `w5xde train`, `serve`, `join`, `demo`, `audit`, `export`, `explain`, `doctor` and `bench`.
+"""The command `w5xde`: train, serve, join, ticket, demo, audit, export, explain, doctor and bench.
 
 Flags are made from the settings' schema. Nothing here imports torch before a command needs it, so that
 help and mistakes are told at once.
@@ -23,13 +23,14 @@ import w5xde
 from w5xde.config import COMMAND_DEFAULTS, COMMAND_SETTINGS, Settings, field_types, resolve
 from w5xde.errors import UsageError, W5xdeError
 from w5xde.runs import find_run, read_manifest
+from w5xde.ticket_command import add_ticket_parser, run_ticket, take_asked
 from w5xde.words import to_json
 
 INTERRUPTED = 130
 # An audit found that the promise did not hold, or the doctor that something does not work.
 NOT_CLEAN = 1
 # What a command is given besides settings.
-_PLACES = ("address", "job", "run", "to", "out", "chaos", "error", "target")
+_PLACES = ("ticket", "job", "run", "to", "out", "chaos", "error", "target", "asked")
 
 _ABOUT = """Train one PyTorch model on every machine you have."""
 
@@ -37,7 +38,7 @@ _OVERVIEW = """examples:
   w5xde demo                                      see it train on handwritten digits, here and now
   w5xde train train.py --nodes 4 --epochs 5       all on this machine, nodes are processes
   w5xde serve train.py --host 0.0.0.0             own model and data; prints the line for others to join
-  w5xde join 192.168.1.20:5555 train.py           help a run from another machine
+  w5xde join TICKET train.py                      help a run from another machine, by the ticket it printed
   w5xde train --resume latest                     go on with a run that was stopped or killed
   w5xde audit latest                              count again: did every sample count exactly once?
   w5xde explain W5-103                            more about an error
@@ -64,15 +65,18 @@ _COMMANDS: dict[str, tuple[str, str]] = {
         "own the model and the data, and wait for nodes",
         """examples:
   w5xde serve train.py                            only this machine can join
-  w5xde serve train.py --host 0.0.0.0             every machine that reaches this one can join
+  w5xde serve train.py --host 0.0.0.0             every machine that reaches this one and has a ticket
+  w5xde serve train.py --ticket-file ticket       the ticket in a file (0600) as well
   w5xde serve train.py --nodes 2 --name tuesday   with two nodes of its own
   w5xde serve train.py --resume tuesday           go on with it; nodes come back by themselves""",
     ),
     "join": (
         "work for a coordinator",
         """examples:
-  w5xde join 192.168.1.20:5555 train.py
-  w5xde join 192.168.1.20:5555 train.py --device cuda:1 --name big-box""",
+  w5xde join w57h…2k train.py                     TICKET JOB: the line that w5xde serve prints
+  w5xde join @ticket train.py --name big-box      the ticket is in a file, where nobody else sees it
+  w5xde join - train.py < ticket                  or on standard input
+  W5XDE_TICKET=w57h…2k w5xde join train.py        or in the environment""",
     ),
     "demo": (
         "train on handwritten digits with three nodes, and compare with one process",
@@ -105,7 +109,8 @@ exit code 0 only if the promise held""",
         "look at this machine, and at the way to a coordinator: what works, what does not, how fast",
         """examples:
   w5xde doctor
-  w5xde doctor 192.168.1.20:5555                  and whether that coordinator can be reached
+  w5xde doctor @ticket                            and whether that coordinator lets this machine in
+  w5xde doctor 192.168.1.20:5555                  or only whether it can be reached
   w5xde doctor --runs /data/runs --json
 exit code 1 if there is an error; a warning alone costs speed or comfort""",
     ),
@@ -145,7 +150,8 @@ def _build_parser() -> Parser:
             name, help=about, description=about, epilog=examples, formatter_class=plain, allow_abbrev=False
         )
         if name == "join":
-            command.add_argument("address", metavar="HOST:PORT", help="where the coordinator listens")
+            text = "the ticket, @FILE that holds it, or - for standard input (default: W5XDE_TICKET)"
+            command.add_argument("ticket", metavar="TICKET", nargs="?", help=text)
         if name in ("audit", "export"):
             command.add_argument("run", metavar="RUN", help="name of a run, its folder, or latest")
         elif name == "join":
@@ -155,7 +161,8 @@ def _build_parser() -> Parser:
                 "error", metavar="CODE", nargs="?", help="the code of an error: W5-103 or 103"
             )
         elif name == "doctor":
-            command.add_argument("target", metavar="HOST:PORT", nargs="?", help="a coordinator to look for")
+            text = "a coordinator to look for: a ticket, @FILE or HOST:PORT"
+            command.add_argument("target", metavar="TICKET", nargs="?", help=text)
         elif name != "demo":
             text = f"{_JOB_HELP}; with --resume the run's own if left out"
             command.add_argument("job", metavar="JOB", nargs="?", help=text)
@@ -169,6 +176,7 @@ def _build_parser() -> Parser:
             )
         for setting in COMMAND_SETTINGS[name]:
             _add_flag(command, name, setting, types[setting])
+    add_ticket_parser(commands)
     commands.add_parser("bench", help=BENCH_ABOUT, add_help=False)
     return parser
 
@@ -253,6 +261,8 @@ def _run(arguments: list[str]) -> int:
         arguments = ["--help"]
     given = vars(_build_parser().parse_args(arguments))
     command = given.pop("command")
+    if command == "ticket":
+        given = take_asked(given)
     places = {key: given.pop(key) for key in _PLACES if key in given}
     if command == "explain":
         # Whoever asks what an error means may have it in w5xde.toml or the environment.
@@ -317,13 +327,14 @@ def _job_of(settings: Settings) -> str:
     return job
 
 
-def _join(settings: Settings, address: str, job: str) -> dict[str, Any]:
+def _join(settings: Settings, ticket: str | None, job: str) -> dict[str, Any]:
     _quiet(settings)
-    from w5xde.api import run_node_at
+    from w5xde.api import find_ticket, run_node
     from w5xde.view import make_view
 
+    found = find_ticket(ticket)
     view = make_view(settings)
-    report = run_node_at(address, job, settings, watcher=view)
+    report = run_node(found, job, settings, watcher=view)
     view.show_report(report)
     return report.summary()
 
@@ -376,6 +387,7 @@ _PERFORM: dict[str, Callable[..., dict[str, Any]]] = {
     "train": _coordinate,
     "serve": _coordinate,
     "join": _join,
+    "ticket": run_ticket,
     "demo": _demo,
     "audit": _audit,
     "export": _export,

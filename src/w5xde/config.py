@@ -15,17 +15,21 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from w5xde.compression import Directions, is_lossy, parse_compress
+from w5xde.compression import Directions, parse_compress
 from w5xde.errors import UsageError
 from w5xde.messages import NODE_NAME_PATTERN
-from w5xde.runs import find_run, read_manifest
+from w5xde.runs import STATE_VARIABLE, find_run, read_manifest
+from w5xde.ticket import VARIABLE
 
 SETTINGS_FILE = "w5xde.toml"
 ENVIRONMENT_PREFIX = "W5XDE_"
+# Variables of ours that are no settings: they must not end up in a manifest.
+NO_SETTINGS = {VARIABLE, STATE_VARIABLE}
 
 # A run's name is also a folder's name; both kinds of names are shown in terminals and logs.
 SHOWN_NAME = re.compile(NODE_NAME_PATTERN)
 
+NORM = re.compile(r"auto|off|(?=[^e]*[1-9])\d*\.?\d+(e[+-]?\d\d?)?")
 _EVERY = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|steps)")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -42,16 +46,6 @@ def parse_every(text: str) -> tuple[float | None, int | None]:
     if found[2] == "steps":
         return None, int(found[1])
     return float(found[1]) * _SECONDS[found[2]], None
-
-
-def check_norm(value: float | str) -> None:
-    """`auto`, `off`, or a positive number."""
-    try:
-        is_good = value in ("auto", "off") or 0 < float(value) < float("inf")
-    except ValueError:
-        is_good = False
-    if not is_good:
-        raise ValueError(f"max-update-norm {value} must be auto, off or a positive number")
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,18 +68,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_update_norm: Annotated[
         float | str,
         Meta(
-            description="the largest norm of an update that is believed at its node's word: auto (ten times"
-            " the usual), off, or a number, above which it is never taken"
+            description="updates beyond this norm are not believed: auto (ten times the usual), off, a number"
         ),
     ] = "auto"
     verify: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=1,
-            description="share of the work that the coordinator computes again and compares, to find cheats"
-            " (of a new node always the first ten leases)",
-        ),
+        float, Meta(ge=0, le=1, description="share of the work that is computed again here, to find cheats")
     ] = 0.0
     precision: Annotated[
         Literal["fp32", "bf16"], Meta(description="bf16: run the loss under bfloat16 autocast on the nodes")
@@ -129,10 +116,26 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "auto"
     # --- where and who
     nodes: Annotated[int, Meta(ge=0, le=1000, description="node processes to start on this machine")] = 2
-    host: Annotated[str, Meta(min_length=1, description="address to listen on (0.0.0.0: every network)")] = (
-        "127.0.0.1"
-    )
+    host: Annotated[
+        str, Meta(min_length=1, description="address to listen on (0.0.0.0 or auto: every network)")
+    ] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on (0: any free one)")] = 0
+    advertise: Annotated[
+        str | None, Meta(description="hosts that tickets name, with commas (default: this machine's own)")
+    ] = None
+    ticket_file: Annotated[
+        str | None, Meta(description="write the ticket into this file, readable for its owner alone")
+    ] = None
+    insecure: Annotated[
+        bool, Meta(description="let others' machines join in clear text, which anybody on the way can read")
+    ] = False
+    tls_cert: Annotated[
+        str | None, Meta(description="a certificate of your own (PEM), instead of the run's own")
+    ] = None
+    tls_key: Annotated[str | None, Meta(description="the key of that certificate (PEM)")] = None
+    tls_ca: Annotated[
+        str | None, Meta(description="the authority (PEM) whose certificates the other side must have")
+    ] = None
     road: Annotated[
         Literal["auto", "tcp"],
         Meta(description="auto: nodes on the coordinator's machine come by a faster road; tcp: none does"),
@@ -182,11 +185,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"batches-per-step {self.batches_per_step} must be from 1 to 65536")
         if self.clip_norm is not None and not 0 < self.clip_norm < float("inf"):
             raise ValueError(f"clip-norm {self.clip_norm} must be a positive number")
-        check_norm(self.max_update_norm)
+        if not NORM.fullmatch(str(self.max_update_norm)):
+            raise ValueError(f"max-update-norm {self.max_update_norm} must be auto, off or a positive number")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls-cert and tls-key go together")
         parse_every(self.checkpoint_every)
         parse_compress(self.compress)
-        if self.verify and any(is_lossy(each) for each in (self.directions.up, self.directions.down)):
-            raise ValueError(f"verify needs exact updates: compress {self.compress!r} is lossy")
         if self.durability == "step" and self.checkpoint_every == "off":
             raise ValueError("durability step needs checkpoints: checkpoint-every must not be off")
 
@@ -224,8 +228,6 @@ _TRAINING = [
     "batches_per_step",
     "staleness",
     "clip_norm",
-    "max_update_norm",
-    "verify",
     "precision",
     "seed",
     "shuffle",
@@ -238,8 +240,11 @@ _TRAINING = [
     "compress",
     "recording",
 ]
+_TRUST = ["max_update_norm", "verify"]
 _SOCKETS = ["road", "socket_buffer", "tcp_nodelay", "tcp_keepalive", "tcp_quickack"]
-_PLACE = ["nodes", "device", "threads", "host", "port", *_SOCKETS]
+_TLS = ["tls_cert", "tls_key", "tls_ca"]
+_ENTRANCE = ["host", "port", "advertise", "ticket_file", "insecure", *_TLS]
+_PLACE = ["nodes", "device", "threads", *_ENTRANCE, *_SOCKETS]
 _KEEPING = [
     "checkpoint_every",
     "keep_checkpoints",
@@ -251,9 +256,10 @@ _KEEPING = [
 ]
 _SHOWING = ["log", "json"]
 COMMAND_SETTINGS: dict[str, list[str]] = {
-    "train": [*_TRAINING, *_PLACE, *_KEEPING, *_SHOWING],
-    "serve": [*_TRAINING, *_PLACE, *_KEEPING, *_SHOWING],
-    "join": ["node_name", "device", "wait", *_SOCKETS, *_SHOWING],
+    "train": [*_TRAINING, *_TRUST, *_PLACE, *_KEEPING, *_SHOWING],
+    "serve": [*_TRAINING, *_TRUST, *_PLACE, *_KEEPING, *_SHOWING],
+    "join": ["node_name", "device", "wait", *_TLS, *_SOCKETS, *_SHOWING],
+    "ticket": ["runs", "json"],
     "demo": ["nodes", "name", "runs", *_SHOWING],
     "audit": ["runs", "json"],
     "export": ["runs", "json"],
@@ -277,6 +283,7 @@ COMMAND_DEFAULTS: dict[str, dict[str, Any]] = {
     "train": {},
     "serve": {"nodes": 0, "port": 5555},
     "join": {},
+    "ticket": {},
     "demo": {"nodes": 3},
     "audit": {},
     "export": {},
@@ -371,7 +378,7 @@ def _require_known(key: str, known: list[str], sentence: str) -> None:
 def _read_environment(environment: Mapping[str, str], known: list[str]) -> dict[str, Any]:
     layer = {}
     for variable, value in environment.items():
-        if variable.startswith(ENVIRONMENT_PREFIX):
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in NO_SETTINGS:
             key = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
             _require_known(key, known, f"unknown setting {variable} in the environment ({{!r}})")
             layer[key] = value

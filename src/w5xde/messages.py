@@ -8,7 +8,7 @@ Knows no sockets and no torch: a dtype is its name.
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -28,6 +28,8 @@ Count = Annotated[int, Meta(ge=0, lt=2**62)]
 # Far more leases than one Work ever lends. Two bytes are an answer on the wire, and 150 in memory.
 ANSWERS_MAX = 1024
 Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
+# An id of 8 bytes and a secret of 16 (a ticket's) or 32 (a node's own).
+Proof = Annotated[bytes, Meta(max_length=64)]
 
 
 class Frozen(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -41,6 +43,15 @@ class Spoken(Frozen, frozen=True):
         for name, said in msgspec.structs.asdict(self).items():
             if isinstance(said, str):
                 msgspec.structs.force_setattr(self, name, harmless(said))
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        # Bytes are secrets here, and whoever shows a message must not show these.
+        said = msgspec.structs.asdict(self).items()
+        return [(name, "***" if isinstance(word, bytes) and word else word) for name, word in said]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={said!r}" for name, said in self.__rich_repr__())
+        return f"{type(self).__name__}({shown})"
 
 
 # --- a batch, described -------------------------------------------------------------------------
@@ -130,6 +141,11 @@ class Hello(Spoken, frozen=True, tag="hello"):
     # Nodes on one machine share its cores, and take turns if there are more of them.
     machine: Label = ""
     cores: Count = 0
+    # What lets it in, an id and a secret: the credential it was given when it first came, else its ticket.
+    ticket: Proof = b""
+    credential: Proof = b""
+    # It only wants to know who is here: its ticket is checked and not used up, and it may not be Ready.
+    looks: bool = False
 
 
 class Rules(Frozen, frozen=True):
@@ -160,6 +176,8 @@ class Welcome(Spoken, frozen=True, tag="welcome"):
     name: NodeName
     layout: Layout
     rules: Rules
+    # To come back with; said once, to a node that came by a ticket.
+    credential: Proof = b""
 
 
 class Ready(Frozen, frozen=True, tag="ready"):

@@ -12,6 +12,8 @@ from w5xde.errors import StorageError
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
+# Where keys and credentials are kept; see runtime/private.py.
+STATE_VARIABLE = "W5XDE_STATE"
 
 
 def find_run(runs: str, name: str) -> Path:

@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
+import shlex
 import struct
 import zlib
 from collections.abc import Mapping
@@ -139,6 +140,11 @@ class Ticket:
         length = min(_HEAD.size + len(rest) + _CRC_BYTES, _BYTES_MAX)
         head = _HEAD.pack(VERSION << 4 | kind, length, self.id, self.secret.reveal(), self.expires_at)
         return head + rest
+
+
+def join_line(ticket: Ticket, job: str) -> str:
+    """What to type on another machine. Holds the secret."""
+    return f"w5xde join {ticket.to_text()} {shlex.quote(job)}"
 
 
 def _cannot_be(why: str, fix: str = "name other addresses for nodes to come to") -> NoReturn:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shlex
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
@@ -19,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 import w5xde
-from w5xde.api import Result, Watcher
+from w5xde.api import CLEAR_TEXT, Result, Watcher
 from w5xde.config import Settings
-from w5xde.runtime.machine import own_addresses
+from w5xde.ticket import join_line
 from w5xde.words import harmless
 
 if TYPE_CHECKING:
@@ -71,8 +70,11 @@ class View(Watcher):
             markup=True,
         )
         self.say(f"listening on {status.address}" + _reach(settings.host))
-        for line in join_lines(status.address, job_name):
-            self.say(f"  to join:  {line}")
+        if coordinator.entry.is_exposed:
+            self.say(f"[bold red]{CLEAR_TEXT}[/]", markup=True)
+        if coordinator.entry.ticket is not None:
+            # The one place that shows the secret, to whoever started the run.
+            self.say(f"  to join:  {join_line(coordinator.entry.ticket, job_name)}")
         self._begin()
 
     def ended(self) -> None:
@@ -291,6 +293,7 @@ _EVENT_STYLES = {
     "left": "yellow",
     "failed": "red",
     "turned away": "yellow",
+    "insecure": "bold red",
     "storage": "red",
     "bad batch": "red",
     "joined": "green",
@@ -352,13 +355,6 @@ def _node_table(status: RunStatus) -> Table:
 def _word(text: str) -> Text:
     """Somebody else's word in a table, where a plain string would be read for markup."""
     return Text(harmless(str(text)))
-
-
-def join_lines(address: str, job: str) -> list[str]:
-    """The exact line to join, for each address by which this machine can be reached."""
-    host, _, port = address.rpartition(":")
-    hosts = own_addresses() if host in ("0.0.0.0", "::") else [host]
-    return [f"w5xde join {f'[{h}]' if ':' in h else h}:{port} {shlex.quote(job)}" for h in hosts]
 
 
 def _reach(host: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from w5xde.control.machines import LATE_SECONDS, TURN_BATCHES_MAX
+from w5xde.control.machines import LATE_SECONDS, TURN_BATCHES_MAX, TURN_SECONDS
 from w5xde.control.members import Member, Members
 
 
@@ -93,3 +93,37 @@ def test_when_they_compute_again_they_take_turns_again() -> None:
                 members.measured(member, 0.1, 0.1, core_share=share)
     assert members.parallel == 2
     assert len(members.in_turn(members, 0.0)) == 2
+
+
+def test_one_that_is_lent_nothing_gives_its_turn_away() -> None:
+    members, (first, second) = crowd(2, 1)
+    first.turn_batches = second.turn_batches = 10
+    assert members.in_turn(members, 0.0) == [first]
+    assert members.in_turn(members, TURN_SECONDS) == [first]
+    assert members.in_turn(members, 3 * TURN_SECONDS) == [second]
+    # One that has work in hand keeps it, however long that takes.
+    second.turn_batches = 10
+    members.lend(second, 1, 1, 3 * TURN_SECONDS)
+    second.free_at = 100.0
+    assert members.in_turn(members, 9 * TURN_SECONDS) == [second]
+
+
+def test_a_busy_coordinator_has_a_core_to_itself_until_it_needs_far_less() -> None:
+    members, _ = crowd(10, 2)
+    for _ in range(50):
+        members.loaded("box", 0.7)
+        members.loaded("another", 1.0)
+    assert len(members.in_turn(members, 0.0)) == members.parallel == 1
+    for _ in range(50):
+        members.loaded("box", 0.4)
+    assert members.parallel == 1
+    for _ in range(50):
+        members.loaded("box", 0.1)
+    assert len(members.in_turn(members, 0.0)) == members.parallel == 2
+
+
+def test_on_a_machine_of_one_core_somebody_is_always_in_turn() -> None:
+    members, _ = crowd(3, 1)
+    for _ in range(50):
+        members.loaded("box", 1.0)
+    assert len(members.in_turn(members, 0.0)) == 1

@@ -63,6 +63,15 @@ def test_hooks_are_called_and_a_schedule_is_content(
     assert called == ["after"]
 
 
+def test_a_step_that_somebody_patched_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lean, "compiler_is_loaded", lambda: False)
+    optimizer = optim.Adagrad(nn.Linear(2, 2).parameters())
+    called = []
+    monkeypatch.setattr(optimizer, "step", lambda: called.append("patched"))
+    lean.step(optimizer)
+    assert called == ["patched"]
+
+
 def test_a_training_does_not_load_the_compiler(tmp_path: Path) -> None:
     script = (
         "import sys, w5xde; from tests.system.harness import JOBS\n"

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -141,6 +142,22 @@ def test_the_loss_is_hardly_ever_called_once_it_is_recorded(name: str) -> None:
     assert calls_of_loss(make(RECORDED[name]), run) <= 20
 
 
+def test_one_that_would_keep_much_memory_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "BYTES_MAX", 1000)
+    trainer = trainer_of(make(mlp()))
+    plain = trainer_of(make(mlp()), recording="off")
+    for number in range(9):
+        ours, theirs = compute(trainer, batch_of(number)), compute(plain, batch_of(number))
+        assert ours.vector.is_same(theirs.vector)
+
+    def run(job: Job) -> None:
+        trainer = trainer_of(job)
+        for number in range(50):
+            compute(trainer, batch_of(number))
+
+    assert calls_of_loss(make(mlp()), run) > 50
+
+
 def test_each_shape_has_its_own_and_many_shapes_are_computed_as_always() -> None:
     quick, plain = trainer_of(make(mlp())), trainer_of(make(mlp()), recording="off")
     for number in range(120):
@@ -191,6 +208,109 @@ class Remembers(nn.Module):
         self.last = inputs.detach()
         result: Tensor = self.layer(inputs + 0.1 * before)
         return result
+
+
+RARE = {12, 13, 20}  # none of them is compared with the real thing
+
+
+def rarely_shorter(number: int) -> tuple[Tensor, Tensor, Tensor]:
+    inputs, labels = batch_of(number)
+    lengths = torch.full((len(labels),), 3 if number in RARE else FEATURES)
+    return inputs, labels, lengths
+
+
+def by_lengths(model: nn.Module, batch: Any) -> Tensor:
+    inputs, labels, lengths = batch
+    rows = [row * (torch.arange(FEATURES) < n) for row, n in zip(inputs, lengths.tolist(), strict=True)]
+    return cross_entropy(model(torch.stack(rows)), labels)
+
+
+def by_lengths_of_numpy(model: nn.Module, batch: Any) -> Tensor:
+    factor = 2.0 if np.asarray(batch[2]).min() < FEATURES else 1.0
+    return factor * cross_entropy(model(batch[0]), batch[1])
+
+
+def by_lengths_in_spite_of_all(model: nn.Module, batch: Any) -> Tensor:
+    try:
+        factor = batch[2].min().item()
+    except Exception:  # whoever watches is not heard
+        factor = FEATURES
+    return factor * cross_entropy(model(batch[0]), batch[1])
+
+
+def split_by_lengths(model: nn.Module, batch: Any) -> Tensor:
+    first, second = torch.tensor_split(batch[0], batch[2][:1] // 2)
+    return cross_entropy(model(torch.cat([2 * first, second])), batch[1])
+
+
+@pytest.mark.parametrize(
+    "loss", [by_lengths, by_lengths_of_numpy, by_lengths_in_spite_of_all, split_by_lengths]
+)
+def test_what_python_sees_of_a_batch_once_in_a_while_is_not_missed(loss: Any) -> None:
+    job = make(mlp(), loss=lambda model, batch: loss(model, batch if len(batch) > 2 else rarely_shorter(0)))
+    quick, plain = trainer_of(job), trainer_of(job, recording="off")
+    for number in range(24):
+        ours, theirs = (compute(each, rarely_shorter(number)) for each in (quick, plain))
+        assert ours.vector.is_same(theirs.vector), number
+
+
+def product(model: nn.Module, batch: Any) -> Tensor:
+    return model(batch[0]).sigmoid().prod(1).sum()  # type: ignore[no-any-return]
+
+
+def quantile(model: nn.Module, batch: Any) -> Tensor:
+    return model(batch[0]).quantile(0.5)  # type: ignore[no-any-return]
+
+
+def squeezed(model: nn.Module, batch: Any) -> Tensor:
+    return model(batch[0]).mul(2).unsqueeze(0).contiguous().squeeze_(0).sum()  # type: ignore[no-any-return]
+
+
+def in_chunks(model: nn.Module, batch: Any) -> Tensor:
+    (chunk,) = torch.unsafe_chunk(model(batch[0]).relu(), 1)
+    return chunk.sum()
+
+
+def sign(model: nn.Module, batch: Any) -> Tensor:
+    hidden = model(batch[0])
+    return (torch.sgn(hidden) * hidden).sum()
+
+
+@pytest.mark.parametrize("loss", [product, quantile, squeezed, in_chunks, sign])
+def test_kernels_that_behave_otherwise_when_watched_or_repeated_are_computed_as_always(loss: Any) -> None:
+    job = make(mlp(), loss=loss)
+    quick, plain = trainer_of(job), trainer_of(job, recording="off")
+    for number in range(24):
+        ours, theirs = compute(quick, batch_of(number)), compute(plain, batch_of(number))
+        assert ours.vector.is_same(theirs.vector), number
+
+
+class Clamped(nn.Module):
+    """Two parameters that share a gradient, of which a hook changes one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+        self.one, self.other = nn.Parameter(torch.ones(FEATURES)), nn.Parameter(torch.ones(FEATURES))
+        self.one.register_post_accumulate_grad_hook(_clamp)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        result: Tensor = self.layer(inputs * (self.one + self.other))
+        return result
+
+
+def _clamp(parameter: Tensor) -> None:
+    if parameter.grad is not None:
+        parameter.grad.clamp_(-0.5, 0.5)
+
+
+def test_a_hook_that_writes_into_a_gradient_writes_into_no_other() -> None:
+    job = make(Clamped)
+    quick, plain = trainer_of(job), trainer_of(job, recording="off")
+    for number in range(24):
+        inputs, labels = batch_of(number)
+        batch = (inputs * (300 if number in RARE else 0.01), labels)
+        assert compute(quick, batch).vector.is_same(compute(plain, batch).vector), number
 
 
 def read_back(model: nn.Module, batch: Any) -> Tensor:

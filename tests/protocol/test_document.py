@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from w5xde.control import doorman
 from w5xde.control.members import BEAT_SECONDS, SILENCE_SECONDS
 from w5xde.control.node import COORDINATOR_SILENCE_SECONDS
 from w5xde.messages import NODE_NAME_PATTERN, PROTOCOL_VERSION
 from w5xde.protocol.wire import GREETING_LIMITS, WIRE_VERSION
 from w5xde.runtime.node import NODE_LIMITS
-from w5xde.runtime.reception import GREETING_SECONDS, UNNAMED_MAX, UPDATE_META_BYTES_MAX
+from w5xde.runtime.peer import GREETING_SECONDS, SLOW_BYTES_PER_SECOND, SLOW_SECONDS, STUCK_SECONDS
+from w5xde.runtime.reception import UPDATE_META_BYTES_MAX
 from w5xde.runtime.transport import LAST_WORDS_SECONDS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -23,11 +25,17 @@ SENTENCES = [
     f"| after `Ready` | {UPDATE_META_BYTES_MAX:,} |",
     f"| always | {NODE_LIMITS.meta_bytes_max:,} | {NODE_LIMITS.body_bytes_max:,} |",
     f"| between two beats, from `Welcome` on | {BEAT_SECONDS:.0f} |",
-    f"| silence of a node before `Ready` until the coordinator hangs up | {GREETING_SECONDS:.0f} |",
+    f"| from a node's first packet until its greeting was accepted | {doorman.STRANGER_SECONDS:.0f} |",
+    f"| silence of a node between `Welcome` and `Ready` | {GREETING_SECONDS:.0f} |",
+    f"| a node takes nothing of what waits for it | {STUCK_SECONDS:.0f} |",
+    f"| a frame arrives with less than {SLOW_BYTES_PER_SECOND:,} bytes a second | {SLOW_SECONDS:.0f} |",
     f"| silence of a node until its leases are lent again | {SILENCE_SECONDS:.0f} |",
     f"the node hangs up and dials again | {COORDINATOR_SILENCE_SECONDS:.0f} |",
     f"| last words after a goodbye | {LAST_WORDS_SECONDS:.0f} |",
-    f"At most {UNNAMED_MAX} connections that have not said `Hello`",
+    f"At most {doorman.STRANGERS_MAX} strangers are at the door at a time",
+    f"{doorman.STRANGERS_PER_ADDRESS_MAX} from one address ({doorman.STRANGERS_HERE_MAX} from the",
+    f"After {doorman.FAILURES_MAX} wrong secrets within {doorman.FAILURES_SECONDS:.0f} s",
+    f"{doorman.HANDSHAKES_PER_SECOND:.0f} a second from one address",
 ]
 
 

@@ -110,6 +110,24 @@ def test_one_who_dies_at_the_gate_leaves_it_to_the_next() -> None:
     assert not waiting.goes_on
 
 
+def test_what_arrives_at_a_time_fits_into_the_budget_however_long_others_wait() -> None:
+    gate = Gate(budget_bytes=2.5 * POOLED_BYTES_MIN)
+    several = doors(4)
+    for number, connection in enumerate(several):
+        gate.ask(connection, (number,), POOLED_BYTES_MIN, 0.0)
+    gate.tick(100.0)
+    gate.tick(200.0)
+    assert [each.goes_on for each in several] == [False, True, False, False], (
+        "the first was never kept waiting"
+    )
+    gate.done(several[0], 201.0)
+    gate.tick(202.0)
+    assert several[2].goes_on
+    assert not several[3].goes_on
+    # What is larger than the budget comes alone, rather than never.
+    assert Gate(budget_bytes=1.0).ask(several[3], (0,), POOLED_BYTES_MIN, 0.0)
+
+
 def test_small_updates_pass_by_the_gate() -> None:
     gate = Gate()
     large, small = doors(2)

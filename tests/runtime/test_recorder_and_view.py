@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from w5xde.config import Settings
 from w5xde.errors import StorageError
 from w5xde.runtime.recorder import Recorder
-from w5xde.view import View, _clock, join_lines
+from w5xde.ticket import Secret, Ticket, join_line
+from w5xde.view import View, _clock
 from w5xde.words import to_json
 
 
@@ -81,5 +83,6 @@ def test_times_are_shown_as_people_read_them(seconds: float, shown: str) -> None
 
 
 def test_a_join_line_can_be_pasted_whatever_the_job_is_called() -> None:
-    assert join_lines("127.0.0.1:5", "my jobs/train.py") == ["w5xde join 127.0.0.1:5 'my jobs/train.py'"]
-    assert join_lines("::1:5", "train.py") == ["w5xde join [::1]:5 train.py"]
+    ticket = Ticket((("::1", 5),), b"", bytes(8), Secret(bytes(16)), is_clear=True)
+    assert join_line(ticket, "my jobs/train.py") == f"w5xde join {ticket.to_text()} 'my jobs/train.py'"
+    assert shlex.split(join_line(ticket, "train.py"))[3] == "train.py"

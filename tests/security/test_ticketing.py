@@ -30,9 +30,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_new_ticket_is_the_line_to_run(folder):
-    told = ticket_new(folder, NOW, lifetime_seconds=3600, uses=1, label="lab", qr=True)
+    told = ticket_new(folder, NOW, lifetime_seconds=3600, uses=1, label="lab", qr=True, job="a b.py")
     ticket = parse(told.data["ticket"])
-    assert told.lines[0] == f"w5xde join {told.data['ticket']}"
+    assert told.lines[0] == f"w5xde join {told.data['ticket']} 'a b.py'"
     assert f"ticket {ticket.id.hex()[:8]}: one node, until 2027-01-15 09:00 UTC" in told.lines
     assert any("█" in line for line in told.lines)
     assert told.data["addresses"] == ["192.168.1.20:5555", "[fd00::1]:5555"]

@@ -471,8 +471,9 @@ def test_a_python_with_a_hole_in_its_tls_is_refused():
     for good in ((3, 11, 5), (3, 12, 0), (4, 0, 0)):
         tls.check_python(good)
     for bad in ((3, 11, 4), (3, 10, 99)):
-        with pytest.raises(UsageError, match="CVE-2023-40217"):
+        with pytest.raises(UsageError, match="CVE-2023-40217") as caught:
             tls.check_python(bad)
+        assert caught.value.code == "W5-504"
 
 
 def test_contexts_are_made_in_one_place_and_no_check_is_an_assert():

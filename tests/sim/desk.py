@@ -137,7 +137,7 @@ class Desk:
 
     def _tick(self) -> None:
         self.later(self._scenario.tick_seconds, self._tick)
-        self.tell(ev.Ticked())
+        self.tell(ev.Ticked("shared", self._rng.random()))
         if self.finish is not None:
             return
         self.keeper.tick(self._world.now)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 import w5xde
 from w5xde.runtime.status import RunStatus
+from w5xde.ticket import Secret, Ticket
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = str(ROOT / "tests" / "system" / "jobs.py")
@@ -106,6 +109,26 @@ class AtStep(w5xde.Callback):
             action(run)
 
 
+def clear_ticket(address: str) -> str:
+    """A ticket to whatever listens at an address of this machine, which need not know it."""
+    host, _, port = address.rpartition(":")
+    return Ticket(((host, int(port)),), b"", bytes(8), Secret(bytes(16)), is_clear=True).to_text()
+
+
+def ticket_of(coordinator: Command) -> str:
+    """The ticket in the line that a coordinator prints."""
+    return coordinator.wait_for("to join:").split("to join:")[1].split()[2]
+
+
+def when_there(path: Path) -> Path:
+    """A file that somebody is about to write, once it is there."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.01)
+    return path
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -144,6 +167,30 @@ def full_backlog() -> Iterator[str]:
             waiting.setblocking(False)
             waiting.connect_ex(place)
         yield f"127.0.0.1:{place[1]}"
+
+
+@contextmanager
+def forked(work: Callable[[], object]) -> Iterator[int]:
+    """Another process that does this, and is gone afterwards. It has torch already, so it starts at once."""
+    child = os.fork()
+    if child == 0:
+        status = 3
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    try:
+        yield child
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(child, 0)
+
+
+def ended(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def pid_of(run: RunStatus, name: str) -> int:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import w5xde
-from tests.system.harness import JOBS, AtStep, command, events, free_port, pid_of
+from tests.system.harness import JOBS, AtStep, clear_ticket, command, events, pid_of, ticket_of
 from w5xde.cli import main
 from w5xde.errors import JobError
 from w5xde.messages import Hello
@@ -98,9 +98,12 @@ def test_a_job_that_cannot_be_trained_is_refused_in_the_users_words(
             "W5-204",
             "--data local needs a map-style",
         ),
-        (["join", "nowhere", f"{JOBS}:job"], 2, "W5-111", "is not an address"),
+        (["join", "nowhere", f"{JOBS}:job"], 10, "W5-101", "this is not a ticket"),
+        (["join", "192.168.1.20:5555", f"{JOBS}:job"], 2, "W5-111", "w5xde ticket new"),
+        (["join", f"{JOBS}:job"], 2, "W5-116", "no ticket was given"),
+        (["join", "@nowhere", f"{JOBS}:job"], 2, "W5-116", "nowhere cannot be read"),
         (
-            ["join", "127.0.0.1:1", f"{JOBS}:job", "--wait", "0"],
+            ["join", clear_ticket("127.0.0.1:1"), f"{JOBS}:job", "--wait", "0"],
             10,
             "W5-103",
             "nothing answers at 127.0.0.1:1",
@@ -195,25 +198,25 @@ def test_strangers_are_sent_away_and_the_pool_goes_on(tmp_path: Path) -> None:
     refusals = {name: answer.decode(errors="replace") for name, answer in answers.items()}
     assert "W5-107" in refusals["another protocol"]
     assert "speaks protocol 99" in refusals["another protocol"]
-    assert "W5-109" in refusals["another run"]
-    assert "not tuesday" in refusals["another run"]
+    for name in ("another run", "words that a terminal obeys"):
+        # Not even the name of the run is told to who has no ticket.
+        assert "W5-113" in refusals[name]
+        assert result.summary["run"] not in refusals[name]
     told = str(events(result.folder))
-    assert "this is not a w5xde connection" in told
-    assert "stranger" in told
-    assert "not rudely" in told
+    assert "127.0.0.1 was turned away: this is not a w5xde connection" in told
+    assert "127.0.0.1 was turned away: joining needs a ticket" in told
     assert not {"\x1b", "\x9b", "\u202e"} & set(told)
 
 
 def test_a_node_with_another_model_is_refused_by_the_first_difference(tmp_path: Path) -> None:
-    port = free_port()
-    with command("serve", f"{JOBS}:job", "--port", str(port), "--runs", str(tmp_path)) as coordinator:
-        coordinator.wait_for("to join")
-        with command("join", f"127.0.0.1:{port}", f"{JOBS}:other") as wrong:
+    with command("serve", f"{JOBS}:job", "--port", "0", "--runs", str(tmp_path)) as coordinator:
+        ticket = ticket_of(coordinator)
+        with command("join", ticket, f"{JOBS}:other") as wrong:
             assert wrong.finish() == 10
         assert "0.weight (17, 10) float32, expected (16, 10) float32" in wrong.text
         assert "use the coordinator's job file" in wrong.text
         assert "0.weight (17, 10)" in coordinator.wait_for("did not join")
-        with command("join", f"127.0.0.1:{port}", f"{JOBS}:job") as right:
+        with command("join", ticket, f"{JOBS}:job") as right:
             assert right.finish() == 0, right.text
         assert coordinator.finish() == 0, coordinator.text
 

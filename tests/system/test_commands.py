@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import w5xde
-from tests.system.harness import JOBS, command, environment, events, free_port, run_json
+from tests.system.harness import JOBS, command, environment, events, run_json, ticket_of
 from w5xde.cli import main
 
 
@@ -30,7 +30,7 @@ def test_help_is_instant_because_torch_is_not_imported(arguments: list[str]) -> 
 
 
 def test_every_command_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("train", "serve", "join", "demo", "audit", "export", "explain", "doctor"):
+    for name in ("train", "serve", "join", "demo", "audit", "export", "explain", "doctor", "ticket"):
         with pytest.raises(SystemExit):
             main([name, "--help"])
         assert f"w5xde {name}" in capsys.readouterr().out.split("examples:")[1]
@@ -70,11 +70,10 @@ def test_the_second_interrupt_stops_now(tmp_path: Path) -> None:
 
 
 def test_a_node_leaves_politely_and_the_run_goes_on(tmp_path: Path) -> None:
-    port = free_port()
-    options = ["--port", str(port), "--nodes", "1", "--epochs", "9999"]
+    options = ["--port", "0", "--nodes", "1", "--epochs", "9999"]
     with command("serve", f"{JOBS}:slow", *options, cwd=tmp_path) as coordinator:
-        coordinator.wait_for("to join:")
-        with command("join", f"127.0.0.1:{port}", f"{JOBS}:slow", "--name", "guest") as node:
+        ticket = ticket_of(coordinator)
+        with command("join", ticket, f"{JOBS}:slow", "--name", "guest") as node:
             coordinator.wait_for("guest joined")
             node.process.send_signal(signal.SIGINT)
             assert node.finish() == 0, node.text

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import w5xde
-from tests.system.harness import JOBS, answering, full_backlog
+from tests.system.harness import JOBS, answering, clear_ticket, full_backlog
 from tests.system.jobs import job
 from w5xde import cli
 from w5xde.config import Settings
@@ -19,7 +19,7 @@ from w5xde.errors import JoinError, TrainingError, UsageError, W5xdeError
 from w5xde.learn.prepare import prepare
 from w5xde.messages import Bye, Rules, Welcome
 from w5xde.protocol.wire import encode
-from w5xde.runtime import roads
+from w5xde.runtime import route
 from w5xde.runtime.nursery import Nursery
 
 
@@ -43,7 +43,7 @@ def saying(*frames: bytes) -> Callable[[socket.socket], None]:
 
 def test_a_port_that_hangs_up_on_everybody_is_no_coordinator(capsys: pytest.CaptureFixture[str]) -> None:
     with answering(lambda connection: None) as address:
-        status = cli.main(["join", address, f"{JOBS}:job", "--wait", "0"])
+        status = cli.main(["join", clear_ticket(address), f"{JOBS}:job", "--wait", "0"])
     assert status == JoinError.exit_code
     assert capsys.readouterr().err.startswith("error[W5-102]: ")
 
@@ -51,9 +51,9 @@ def test_a_port_that_hangs_up_on_everybody_is_no_coordinator(capsys: pytest.Capt
 def test_a_coordinator_behind_a_firewall_is_not_waited_for_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(roads, "DIAL_SECONDS", 0.2)
+    monkeypatch.setattr(route, "DIAL_SECONDS", 0.2)
     with full_backlog() as address, pytest.raises(JoinError, match="no answer from") as silent:
-        w5xde.join(address, job, wait=0)
+        w5xde.join(clear_ticket(address), job, wait=0)
     assert silent.value.code == "W5-104"
     assert "firewall" in silent.value.fix
 
@@ -61,7 +61,7 @@ def test_a_coordinator_behind_a_firewall_is_not_waited_for_without_end(
 def test_a_node_that_is_turned_out_says_why() -> None:
     turned_out = saying(welcome(), encode(Bye("it answered nonsense", finished=False)))
     with answering(turned_out) as address, pytest.raises(JoinError, match="it answered nonsense") as out:
-        w5xde.join(address, job, wait=0)
+        w5xde.join(clear_ticket(address), job, wait=0)
     assert out.value.code == "W5-112"
 
 
@@ -71,7 +71,7 @@ def test_a_node_that_breaks_says_so_and_does_not_blame_a_batch() -> None:
         answering(saying(welcome())) as address,
         pytest.raises(TrainingError, match="SystemExit: 3") as broke,
     ):
-        w5xde.join(address, broken, wait=0)
+        w5xde.join(clear_ticket(address), broken, wait=0)
     assert broke.value.code == "W5-302"
 
 

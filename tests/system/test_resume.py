@@ -8,8 +8,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from safetensors.torch import load_file
 from torch.utils.data import Subset
 
 import w5xde
-from tests.system.harness import JOBS, AtStep, command, events, free_port
+from tests.system.harness import JOBS, AtStep, command, ended, events, forked, when_there
 from tests.system.jobs import data
 from w5xde.cli import main
 from w5xde.control.node import Checked, Dial, DialFailed, Lost, NodeCore, Opened, Welcomed
@@ -36,30 +35,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     result = w5xde.train(f"{JOBS}:job", nodes=1, runs=str(tmp_path_factory.mktemp("runs")), **SETTINGS)
     assert result.summary["steps"] == STEPS
     return str(result.summary["weights_sha256"])
-
-
-@contextmanager
-def forked(work: Callable[[], object]) -> Iterator[int]:
-    """Another process that does this, and is gone afterwards. It has torch already, so it starts at once."""
-    child = os.fork()
-    if child == 0:
-        status = 3
-        try:
-            work()
-            status = 0
-        finally:
-            os._exit(status)
-    try:
-        yield child
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            os.waitpid(child, 0)
-
-
-def ended(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def kill_at(step: int, job: str, runs: Path, **settings: Any) -> Path:
@@ -167,12 +142,17 @@ def test_nodes_come_back_by_themselves_to_a_coordinator_that_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TEST_BATCH_SECONDS", "0.02")
-    port = free_port()
+    ticket = tmp_path / "ticket"
 
     def join(name: str) -> Callable[[], object]:
-        return lambda: w5xde.join(f"127.0.0.1:{port}", f"{JOBS}:slow", node_name=name, wait=60)
+        return lambda: w5xde.join(f"@{when_there(ticket)}", f"{JOBS}:slow", node_name=name, wait=60)
 
-    settings = SETTINGS | {"epochs": 9999, "checkpoint_every": "2steps", "nodes": 0, "port": port}
+    settings = SETTINGS | {
+        "epochs": 9999,
+        "checkpoint_every": "2steps",
+        "nodes": 0,
+        "ticket_file": str(ticket),
+    }
     with forked(join("one")) as one, forked(join("two")) as two:
         kill_at(7, "slow", tmp_path, **settings)
         with command("serve", "--resume", "mine", "--runs", str(tmp_path)) as coordinator:

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 import w5xde
-from tests.system.harness import JOBS, AtStep, command, events, free_port, pid_of, run_json
+from tests.system.harness import JOBS, AtStep, ended, events, forked, pid_of, run_json, when_there
 from w5xde.runtime.status import RunStatus
 
 EPOCHS = 12  # of 7 batches in 2 steps: 24 steps
@@ -45,14 +45,11 @@ def test_killed_and_joining_nodes_leave_no_trace_in_the_weights(undisturbed: str
 
     # A killed local node is started anew, so each death is also a late joining; one more comes from outside.
     actions = {3: kill("local-1"), 8: kill("local-2"), 12: kill("local-1"), 16: kill("local-3")}
-    port = free_port()
-    job = f"{JOBS}:slow"
-    with command("join", f"127.0.0.1:{port}", job, "--name", "guest", "--wait", "60") as guest:
-        guest.wait_for("looking")
-        result = w5xde.train(
-            job, nodes=3, port=port, runs=str(tmp_path), callbacks=[AtStep(actions)], **SETTINGS
-        )
-        assert guest.finish() == 0, guest.text
+    ticket, job = tmp_path / "ticket", f"{JOBS}:slow"
+    with forked(lambda: w5xde.join(f"@{when_there(ticket)}", job, node_name="guest")) as guest:
+        settings = SETTINGS | {"ticket_file": str(ticket), "runs": str(tmp_path)}
+        result = w5xde.train(job, nodes=3, callbacks=[AtStep(actions)], **settings)
+        assert ended(guest) == 0
     assert result.summary["weights_sha256"] == undisturbed
     assert len(set(killed)) == 4
     left = [event for event in events(result.folder) if event["kind"] == "left"]

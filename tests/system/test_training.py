@@ -6,6 +6,7 @@ import math
 import os
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import w5xde
-from tests.system.harness import JOBS, ROOT, AtStep, command, free_port, pid_of, run_json
+from tests.system.harness import JOBS, ROOT, AtStep, ended, forked, pid_of, run_json, when_there
 from tests.system.jobs import data
 from w5xde.runtime.status import RunStatus
 
@@ -126,36 +127,32 @@ class Watch(w5xde.Callback):
 
 
 def test_one_node_ten_times_slower_costs_at_most_fifteen_percent(tmp_path: Path) -> None:
-    port, watch, fast, slow, step_batches = free_port(), Watch(), 0.03, 0.3, 32
+    watch, fast, slow, step_batches = Watch(), 0.03, 0.3, 32
+    ticket = tmp_path / "ticket"
+
+    def join(name: str, seconds: float) -> Callable[[], object]:
+        def work() -> object:
+            os.environ["TEST_BATCH_SECONDS"] = str(seconds)
+            return w5xde.join(f"@{when_there(ticket)}", f"{JOBS}:slow", node_name=name)
+
+        return work
+
     with ExitStack() as stack:
         nodes = [
-            stack.enter_context(
-                command(
-                    "join",
-                    f"127.0.0.1:{port}",
-                    f"{JOBS}:slow",
-                    "--name",
-                    name,
-                    "--wait",
-                    "60",
-                    TEST_BATCH_SECONDS=str(seconds),
-                )
-            )
+            stack.enter_context(forked(join(name, seconds)))
             for name, seconds in [("a", fast), ("b", fast), ("c", fast), ("snail", slow)]
         ]
-        for node in nodes:
-            node.wait_for("looking")
         result = w5xde.serve(
             f"{JOBS}:slow",
-            port=port,
+            port=0,
+            ticket_file=str(ticket),
             steps=16,
             batch_size=6,
             batches_per_step=step_batches,
             runs=str(tmp_path),
             callbacks=[watch],
         )
-        for node in nodes:
-            assert node.finish() == 0, node.text
+        assert [ended(node) for node in nodes] == [0] * 4
     assert "end after 16 steps" in watch.told
     # What a batch really took each node, computing included; while all four were there and known.
     took = {n["name"]: n["seconds_busy"] / max(1, n["batches"]) for n in result.summary["nodes"]}

@@ -15,6 +15,8 @@ import torch
 import w5xde
 from w5xde.bench import jobs
 from w5xde.bench.crew import Line
+from w5xde.config import Settings
+from w5xde.control.doorman import STRANGERS_HERE_MAX
 from w5xde.control.members import BEAT_SECONDS
 from w5xde.errors import TrainingError
 from w5xde.learn.enrol import prepare_node
@@ -36,12 +38,14 @@ from w5xde.messages import (
 from w5xde.protocol.session import NODE
 from w5xde.protocol.wire import Body
 from w5xde.runtime.node import NODE_LIMITS
-from w5xde.runtime.roads import dial
+from w5xde.runtime.route import Route
 from w5xde.runtime.transport import Connection
+from w5xde.ticket import Ticket, parse
 from w5xde.tree import Span
 
-# Half of what a coordinator lets greet at a time: those who are being closed count for a while too.
-WAVE = 32
+# Half of what a coordinator lets greet at a time from its own machine: those who are being closed count for a
+# while too.
+WAVE = STRANGERS_HERE_MAX // 2
 GRADIENTS_CAPTURED = 16
 
 
@@ -82,14 +86,16 @@ class Crowd:
         self._trouble = ""
         self.is_over = asyncio.Event()
 
-    async def join(self, host: str, port: int) -> None:
+    async def join(self, ticket: Ticket) -> None:
         """Connect everybody, a few at a time. Nobody answers yet."""
+        self._route = Route(ticket, Settings(road="tcp"))
+        self._proof = ticket.id + ticket.secret.reveal()
         self._loop = asyncio.get_running_loop()
         self._loop.call_later(BEAT_SECONDS, self._beat)
         async with asyncio.TaskGroup() as joining:
             for number in range(self._count):
                 await self._greeting.acquire()
-                joining.create_task(self._join(f"light-{number + 1}", host, port))
+                joining.create_task(self._join(f"light-{number + 1}"))
 
     def begin(self) -> None:
         """From now on everybody answers."""
@@ -97,7 +103,7 @@ class Crowd:
         for connection, work in held:
             self._answer(connection, work)
 
-    async def _join(self, name: str, host: str, port: int) -> None:
+    async def _join(self, name: str) -> None:
         ready = asyncio.Event()
 
         def heard(connection: Connection, message: Message, body: Body) -> None:
@@ -132,9 +138,11 @@ class Crowd:
             )
 
         try:
-            connection = await dial(make, host, port)
+            connection = await self._route.dial(make)
             # No machine is named: each is on one of its own, and waits for no turn on somebody's cores.
-            connection.send(Hello(protocol=PROTOCOL_VERSION, package=w5xde.__version__, name=name))
+            connection.send(
+                Hello(protocol=PROTOCOL_VERSION, package=w5xde.__version__, name=name, ticket=self._proof)
+            )
             await ready.wait()
         finally:
             self._greeting.release()
@@ -174,16 +182,16 @@ class Crowd:
 
 
 def be_crowd(line: Line, count: int, compute_seconds: float) -> dict[str, Any]:
-    """The process of all light nodes: hears an address, says when all are there, is told when to count."""
+    """The process of all light nodes: hears a ticket, says when all are there, is told when to count."""
     # That a connection breaks while it is written to is counted, not told a thousand times.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    host, port = line.hear()
-    return asyncio.run(_be_crowd(line, count, compute_seconds, host, port))
+    ticket = parse(line.hear())
+    return asyncio.run(_be_crowd(line, count, compute_seconds, ticket))
 
 
-async def _be_crowd(line: Line, count: int, compute_seconds: float, host: str, port: int) -> dict[str, Any]:
+async def _be_crowd(line: Line, count: int, compute_seconds: float, ticket: Ticket) -> dict[str, Any]:
     crowd = Crowd(count, compute_seconds)
-    await crowd.join(host, port)
+    await crowd.join(ticket)
     crowd.require_everybody()
     line.say("everybody is here")
     begun: list[tuple[int, int]] = []

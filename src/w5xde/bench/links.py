@@ -7,12 +7,12 @@ the parameters and brings back a gradient of each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
-from w5xde.api import Watcher, run_node_at
+from w5xde.api import Watcher, run_node
 from w5xde.bench import jobs
 from w5xde.bench.crew import Line, Work, crew, warm_up
 from w5xde.bench.meter import machine
@@ -24,6 +24,7 @@ from w5xde.compression import AUTO, AUTO_LOSSY, LOSSY, NONE, parse_compress, par
 from w5xde.config import Settings
 from w5xde.learn.job import Job
 from w5xde.runtime.coordinator import Coordinator
+from w5xde.ticket import parse
 
 # Those that leave the bits alone, then those that may not.
 CODECS = (
@@ -69,7 +70,8 @@ class Announced(Watcher):
     def started(self, coordinator: Coordinator, settings: Settings, job_name: str) -> None:
         self._stopwatch.started(coordinator, settings, job_name)
         host, _, port = coordinator.address.rpartition(":")
-        self._line.say([host, int(port)])
+        ticket = coordinator.entry.house_ticket(host, int(port)).to_text()
+        self._line.say([host, int(port), ticket])
 
 
 def run_links(options: LinksOptions, say: Say) -> dict[str, Any]:
@@ -147,9 +149,9 @@ def _turn(options: LinksOptions, job: Job, parameters: int, codec: str, rate: fl
             return run_here(job, settings, "w5xde.bench:links", stopwatch, Announced(stopwatch, line))
 
         def help_out(line: Line, name: str) -> None:
-            line.hear()
-            host, port = listener.getsockname()
-            run_node_at(f"{host}:{port}", job, msgspec.structs.replace(settings, node_name=name))
+            # The coordinator's ticket, but by way of the relay.
+            ticket = replace(parse(line.hear()), addresses=(listener.getsockname()[:2],))
+            run_node(ticket, job, msgspec.structs.replace(settings, node_name=name), keeps=False)
 
         works: dict[str, Work] = {
             "the relay": lambda line: be_relay(line, listener, bytes_per_second),
@@ -158,9 +160,10 @@ def _turn(options: LinksOptions, job: Job, parameters: int, codec: str, rate: fl
         for number in range(options.nodes):
             works[f"node {number + 1}"] = lambda line, name=f"node-{number + 1}": help_out(line, name)  # type: ignore[misc]
         with crew(works, seconds) as [relay, coordinator, *nodes]:
-            relay.say(coordinator.hear())
+            host, port, ticket = coordinator.hear()
+            relay.say([host, port])
             for node in nodes:
-                node.say("the coordinator listens")
+                node.say(ticket)
             run = msgspec.convert(coordinator.hear(), Run)
         count = count_again(run)
     summary, window = run.summary, run.window

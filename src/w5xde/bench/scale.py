@@ -54,7 +54,7 @@ class Remote(Watcher):
         self._coordinator = coordinator
         asyncio.get_running_loop().add_reader(self._line.fileno(), self._told)
         host, _, port = coordinator.address.rpartition(":")
-        self._line.say([host, int(port)])
+        self._line.say(coordinator.entry.house_ticket(host, int(port)).to_text())
 
     def _told(self) -> None:
         if self._line.hear() == "stop":
@@ -147,10 +147,10 @@ def _row(options: ScaleOptions, nodes: int) -> dict[str, Any]:
 
 
 def _measure(crowd: Member, coordinator: Member, seconds: float) -> dict[str, Any]:
-    address = coordinator.hear()
+    ticket = coordinator.hear()
     before = resident_bytes(coordinator.pid)
     joining = time.monotonic()
-    crowd.say(address)
+    crowd.say(ticket)
     crowd.hear()
     joined = time.monotonic() - joining
     after = resident_bytes(coordinator.pid)

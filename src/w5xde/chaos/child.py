@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from w5xde.config import ENVIRONMENT_PREFIX
+from w5xde.runs import STATE_VARIABLE
 
 
 class Process(Protocol):
@@ -97,7 +98,11 @@ class Child:
 
 def environment() -> dict[str, str]:
     """Ours, without settings meant for other runs; and this very package, wherever it was found."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(ENVIRONMENT_PREFIX)}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(ENVIRONMENT_PREFIX) or key == STATE_VARIABLE
+    }
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     # Unbuffered: what is said must be in the log when its writer is killed.
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}

@@ -20,11 +20,11 @@ import msgspec
 from w5xde.chaos.child import Child, Command, Process, environment, spawn
 from w5xde.config import Settings
 from w5xde.errors import TrainingError, UsageError
-from w5xde.runs import read_manifest
 from w5xde.runtime.disk import RealDisk
 from w5xde.runtime.ledger import Reading, segments
 
 JOB = "w5xde.chaos:slow_job"
+TICKET = "ticket"
 POLL_SECONDS = 0.05
 # When nothing happens, progress is told this often.
 PROGRESS_SECONDS = 5.0
@@ -142,12 +142,20 @@ class Pool:
 
     def _start(self, child: Child) -> None:
         if child is not self.coordinator:
-            address = f"127.0.0.1:{read_manifest(self.run)['port']}"
-            words = ["join", address, JOB, "--name", child.name, "--wait", str(PATIENCE_SECONDS)]
+            words = [
+                "join",
+                f"@{self.logs / TICKET}",
+                JOB,
+                "--name",
+                child.name,
+                "--wait",
+                str(PATIENCE_SECONDS),
+            ]
         elif child.lives:
             words = ["serve", JOB, "--resume", str(self.run)]
         else:
             place = ["--name", self.run.name, "--runs", str(self.run.parent)]
+            place += ["--ticket-file", str(self.logs / TICKET)]
             words = ["serve", JOB, *place, *_flags(self._settings)]
         child.lives += 1
         child.is_ready, child.starts_at = False, None

@@ -153,6 +153,7 @@ class CoordinatorCore:
         if self.is_finished:
             return effects
         effects += self._save_if_due(now)
+        self.mode.loaded(event.machine, event.load)
         self.mode.overtake(now)
         idle = [member for member in self.members if not member.pending]
         return effects + self._lend(idle, now)
@@ -319,7 +320,6 @@ class CoordinatorCore:
         return effects
 
     def _end_epoch(self, epoch: int) -> list[ev.Effect]:
-        """What is to be said if that was the last of an epoch."""
         told = self.tally.end(epoch, is_finished=self.is_finished)
         self.is_finished |= any(isinstance(each, ev.Finish) for each in told)
         return told

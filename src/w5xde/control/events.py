@@ -129,7 +129,10 @@ class Stop:
 
 @dataclass(slots=True)
 class Ticked:
-    """Time has passed."""
+    """Time has passed. On its `machine` the coordinator needed this share of a core."""
+
+    machine: str = ""
+    load: float = 0.0
 
 
 # --- effects --------------------------------------------------------------------------------------

@@ -101,6 +101,9 @@ class Async(Mode):
         self._works[work.plan.index] = work
         self._again.append(work)
 
+    def loaded(self, machine: str, load: float) -> None:
+        self.members.loaded(machine, load)
+
     def overtake(self, now: float) -> None:
         self._overtaken = {number for number in self._overtaken if self.leases.holds(number)}
         for lease in self.leases:

@@ -23,6 +23,10 @@ TURN_BATCHES_MAX = 256
 CORE_SHARE_MIN = 0.4
 # The weight of the newest measurement of that.
 _NEWEST = 0.1
+# A coordinator that needs a core for so much of its time has it to itself, until it needs far less: one more
+# process than cores, and always somebody waits whom the others need.
+LOAD_MIN = 0.5
+LOAD_AGAIN = 0.3
 # One in turn who is this late with its answer does not keep the others waiting.
 LATE_SECONDS = 0.25
 
@@ -35,6 +39,9 @@ class Machine:
         self._cores = max(1, slots)
         # How much of the time that its nodes are busy they need a core.
         self._core_share = 1.0
+        # How much of a core the coordinator needs here, and whether it has one to itself.
+        self._load = 0.0
+        self._has_coordinator = False
         self._working: list[Member] = []
         self._waiting: list[Member] = []
 
@@ -43,9 +50,10 @@ class Machine:
 
     @property
     def slots(self) -> int:
+        cores = max(1, self._cores - self._has_coordinator)
         if self._core_share >= CORE_SHARE_MIN:
-            return self._cores
-        return int(self._cores / max(self._core_share, 0.001))
+            return cores
+        return int(cores / max(self._core_share, 0.001))
 
     @property
     def parallel(self) -> int:
@@ -55,6 +63,12 @@ class Machine:
     def measured(self, core_share: float) -> None:
         """A node needed a core for this share of the time that it was busy."""
         self._core_share += _NEWEST * (min(1.0, core_share) - self._core_share)
+        self._fill()
+
+    def loaded(self, load: float) -> None:
+        """The coordinator needed this share of a core since it was asked last."""
+        self._load += _NEWEST * (min(1.0, load) - self._load)
+        self._has_coordinator = self._load > (LOAD_AGAIN if self._has_coordinator else LOAD_MIN)
         self._fill()
 
     def join(self, member: Member) -> None:
@@ -79,7 +93,7 @@ class Machine:
             self._waiting.append(self._working.pop())
         if self._waiting:
             for member in list(self._working):
-                if member.turn_batches <= 0 or _is_late(member, now):
+                if member.turn_batches <= 0 or _is_late(member, now) or _is_unused(member, now):
                     self._pass_on(member, now)
         return self._working
 
@@ -98,6 +112,7 @@ class Machine:
         """Whoever was lent least is next."""
         self._waiting.remove(member)
         member.turn_batches = _turn(member)
+        member.turn_ends = None
         self._working.append(member)
 
 
@@ -109,6 +124,13 @@ def _turn(member: Member) -> int:
     if not member.compute_seconds:
         return 1
     return max(1, min(TURN_BATCHES_MAX, int(TURN_SECONDS / member.compute_seconds)))
+
+
+def _is_unused(member: Member, now: float) -> bool:
+    """Whether it was in turn for long and has nothing in hand: nobody lends to it, so others may try."""
+    if member.turn_ends is None:
+        member.turn_ends = now + 2 * TURN_SECONDS
+    return not member.pending and now > member.turn_ends
 
 
 def _is_late(member: Member, now: float) -> bool:

@@ -29,6 +29,8 @@ class Member:
     machine: Machine
     # Batches that may still be lent to it in this turn, and how many it was lent in all.
     turn_batches: int = 0
+    # When that ends at the latest if it is lent nothing; None until somebody looks.
+    turn_ends: float | None = None
     lent_batches: int = 0
     # Seconds a batch takes there, transfer included; None until it is known.
     batch_seconds: float | None = None
@@ -89,6 +91,14 @@ class Members:
         place.join(member)
         self.parallel += place.parallel
         return member
+
+    def loaded(self, machine: str, load: float) -> None:
+        """The coordinator itself needs this share of a core on a machine."""
+        place = self._machines.get(machine)
+        if place is not None:
+            self.parallel -= place.parallel
+            place.loaded(load)
+            self.parallel += place.parallel
 
     def in_turn(self, candidates: Iterable[Member], now: float) -> list[Member]:
         """Who may be lent work now, on the machines of these."""

@@ -74,6 +74,10 @@ class Mode(ABC):
     def overtake(self, now: float) -> None:
         """Look for leases that are so late that somebody else should compute them too."""
 
+    @abstractmethod
+    def loaded(self, machine: str, load: float) -> None:
+        """The coordinator needs this share of a core there."""
+
     @property
     @abstractmethod
     def open_works(self) -> list[StepWork]:
@@ -155,6 +159,9 @@ class Sync(Mode):
 
     def reopen(self, work: StepWork) -> None:
         self._work, self._applying = work, None
+
+    def loaded(self, machine: str, load: float) -> None:
+        """Nothing to do: the nodes wait while a step is applied, and the other way round."""
 
     def overtake(self, now: float) -> None:
         """Nothing to look for: idle nodes are offered late spans whenever they ask."""

@@ -1,11 +1,14 @@
-"""The way to a coordinator: which of its addresses answer, how soon, and whether it is one at all."""
+"""The way to a coordinator: which of its addresses answer, how soon, and whether it is one at all.
+
+With a ticket it is greeted as a node would, over TLS to the pinned certificate, and says who it is. The
+greeting says that it only looks, so that nothing of the ticket is used up. Without one a coordinator says no.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
-import ssl
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import w5xde
-from w5xde.api import parse_address
+from w5xde.api import find_ticket, parse_address
 from w5xde.doctor.finding import Check, Finding, State
-from w5xde.errors import RemoteProtocolError
+from w5xde.errors import JoinError, RemoteProtocolError
 from w5xde.messages import PROTOCOL_VERSION, Hello, Leave, Message, Refuse, Welcome
 from w5xde.protocol.wire import MAGIC, Decoder, Limits, encode
+from w5xde.runtime import tls
+from w5xde.runtime.roads import is_here
+from w5xde.ticket import Ticket
 
 DIAL_SECONDS = 5.0
 GREETING_SECONDS = 5.0
@@ -27,17 +33,30 @@ DIALS = 5
 # A name may have many addresses, and a ticket several names.
 ADDRESSES_MAX = 16
 ROUND_TRIP_SECONDS_MANY = 0.1
+# What a coordinator answers to who has shown nothing.
+NEEDS_TICKET = "W5-113"
 # As for a node: a layout of a very deep model takes a few MiB.
 WELCOME_LIMITS = Limits(meta_bytes_max=64 * 1024 * 1024, body_bytes_max=0)
 
 
-def targets_of(text: str) -> list[tuple[str, int]]:
-    """The hosts and ports that a person's words lead to, the likeliest first."""
-    return [parse_address(text)]
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to look for: hosts and ports, the likeliest first, and what lets one in there, if it is known."""
+
+    addresses: tuple[tuple[str, int], ...]
+    ticket: Ticket | None = None
 
 
-def checks_there(targets: list[tuple[str, int]]) -> list[Check]:
-    return [Check("route", ROUTE_SECONDS, lambda: check_route(targets))]
+def target_of(text: str) -> Target:
+    """What a person's words lead to: a ticket, in itself or as `@file`, or an address."""
+    if text.startswith(("@", "-")) or ":" not in text:
+        ticket = find_ticket(text)
+        return Target(ticket.addresses, ticket)
+    return Target((parse_address(text),))
+
+
+def checks_there(target: Target) -> list[Check]:
+    return [Check("route", ROUTE_SECONDS, lambda: check_route(target))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +65,8 @@ class _Place:
 
     family: int
     address: tuple[Any, ...]
+    # As it was said, for certificates that are of a name.
+    name: str = ""
 
     def __str__(self) -> str:
         host, port = self.address[:2]
@@ -62,17 +83,17 @@ class _Place:
         return sock
 
 
-def check_route(targets: list[tuple[str, int]]) -> Iterator[Finding]:
+def check_route(target: Target) -> Iterator[Finding]:
     """Dial every address; then greet the first that answers."""
     places: list[_Place] = []
-    for host, port in targets:
+    for host, port in target.addresses:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             what = f"{host} is not known: {getattr(error, 'strerror', None) or error}"
             yield Finding("route", "error", what, "check the name, or use the machine's address", "W5-103")
         else:
-            places += [_Place(family, address) for family, _, _, _, address in found]
+            places += [_Place(family, address, host) for family, _, _, _, address in found]
     places = list(dict.fromkeys(places))[:ADDRESSES_MAX]
     if not places:
         return
@@ -86,7 +107,7 @@ def check_route(targets: list[tuple[str, int]]) -> Iterator[Finding]:
         else:
             yield _unreached(place, taken, is_only=not reached)
     if reached:
-        yield from _look_at(reached[0][0])
+        yield from _look_at(reached[0][0], target.ticket)
 
 
 def _seconds_to_connect(place: _Place) -> float | OSError:
@@ -108,13 +129,18 @@ def _unreached(place: _Place, error: OSError, *, is_only: bool) -> Finding:
     return Finding("route", state, f"nothing answers at {place} ({reason})", fix, "W5-103")
 
 
-def _look_at(place: _Place) -> Iterator[Finding]:
+def _look_at(place: _Place, ticket: Ticket | None) -> Iterator[Finding]:
     yield _link(place)
     answer = None
     # Whoever hangs up or falls silent is not ours.
     with contextlib.suppress(OSError):
         try:
-            answer = _greet(place)
+            with _connect(place, ticket) as sock:
+                secured = tls.version_of(sock)
+                answer = _greet(sock, ticket)
+        except JoinError as error:
+            yield Finding("tls", "error", error.what, error.fix, error.code)
+            return
         except RemoteProtocolError as error:
             fix = f"install w5xde {w5xde.__version__} on both machines"
             yield Finding("coordinator", "error", f"it speaks another w5xde: {error.what}", fix, error.code)
@@ -122,12 +148,24 @@ def _look_at(place: _Place) -> Iterator[Finding]:
     if isinstance(answer, Welcome):
         what = f"run {answer.run}, {answer.rules.mode}, protocol {PROTOCOL_VERSION}"
         yield Finding("coordinator", "ok", what, measured={"run": answer.run})
-        what = "not spoken: what is sent there can be read on the way, so keep to a network you trust"
-        yield Finding("tls", "ok", what, measured={"tls": None})
+        yield _privacy(place, secured)
+    elif isinstance(answer, Refuse) and ticket is None and answer.code == NEEDS_TICKET:
+        what = "a w5xde coordinator, which says more to who has a ticket:  w5xde doctor TICKET"
+        yield Finding("coordinator", "ok", what)
     elif isinstance(answer, Refuse):
         yield Finding("coordinator", "error", f"it refuses: {answer.what}", answer.fix, answer.code)
     else:
-        yield from _not_ours(place)
+        yield from _not_ours(place, ticket)
+
+
+def _privacy(place: _Place, version: str | None) -> Finding:
+    measured = {"tls": version}
+    if version is not None:
+        return Finding("tls", "ok", f"{version}, to the certificate that the ticket names", measured=measured)
+    if is_here(place.address[0]):
+        return Finding("tls", "ok", "not needed: nothing leaves this machine", measured=measured)
+    what = "not spoken: what is sent there can be read and changed on the way"
+    return Finding("tls", "warning", what, "start the coordinator without --insecure", measured=measured)
 
 
 def _link(place: _Place) -> Finding:
@@ -144,43 +182,55 @@ def _link(place: _Place) -> Finding:
     return Finding("link", "ok", what, measured=measured)
 
 
-def _greet(place: _Place) -> Message | None:
+def _connect(place: _Place, ticket: Ticket | None) -> socket.socket:
+    """A connection on which a greeting may be said; JoinError: it is with somebody else."""
+    if ticket is None or ticket.is_clear:
+        return place.dial()
+    if ticket.is_pki:
+        return tls.shake_hands(place.dial(), tls.client_context_pki(), place.name, str(place))
+    # As a node does: look whose certificate it is, and speak on another connection that requires it.
+    with tls.shake_hands(place.dial(), tls.context_to_look(), tls.NO_NAME, str(place)) as looking:
+        certificate = tls.check_pin(looking, ticket.fingerprint, str(place))
+    return tls.shake_hands(place.dial(), tls.client_context(certificate), tls.NO_NAME, str(place))
+
+
+def _greet(sock: socket.socket, ticket: Ticket | None) -> Message | None:
     """Greet as a node does, and leave again; what was answered, if that began as all our words do."""
     decoder = Decoder(WELCOME_LIMITS)
     deadline = time.monotonic() + GREETING_SECONDS
+    proof = ticket.id + ticket.secret.reveal() if ticket is not None else b""
+    hello = Hello(
+        protocol=PROTOCOL_VERSION, package=w5xde.__version__, name="doctor", ticket=proof, looks=True
+    )
+    sock.sendall(encode(hello))
     is_first = True
-    with place.dial() as sock:
-        sock.sendall(encode(Hello(protocol=PROTOCOL_VERSION, package=w5xde.__version__, name="doctor")))
-        while (left := deadline - time.monotonic()) > 0:
-            sock.settimeout(left)
-            buffer = decoder.get_buffer()
-            count = sock.recv_into(buffer)
-            if not count or (is_first and buffer[: min(count, 2)] != MAGIC[:count]):
-                return None
-            is_first = False
-            for frame in decoder.buffer_updated(count):
-                with contextlib.suppress(OSError):
-                    sock.sendall(encode(Leave("w5xde doctor was only looking")))
-                return frame.message
+    while (left := deadline - time.monotonic()) > 0:
+        sock.settimeout(left)
+        buffer = decoder.get_buffer()
+        count = sock.recv_into(buffer)
+        if not count or (is_first and buffer[: min(count, 2)] != MAGIC[:count]):
+            return None
+        is_first = False
+        for frame in decoder.buffer_updated(count):
+            with contextlib.suppress(OSError):
+                sock.sendall(encode(Leave("w5xde doctor was only looking")))
+            return frame.message
     return None
 
 
-def _not_ours(place: _Place) -> Iterator[Finding]:
-    what = f"something listens at {place}, but it is not a w5xde coordinator"
-    yield Finding("coordinator", "error", what, "check the port: w5xde serve prints it", "W5-102")
-    version = _tls_version(place)
+def _not_ours(place: _Place, ticket: Ticket | None) -> Iterator[Finding]:
+    version = None
+    # Nothing is sent, so nobody's certificate needs to be believed.
+    with (
+        contextlib.suppress(OSError, JoinError),
+        tls.shake_hands(place.dial(), tls.context_to_look(), tls.NO_NAME, str(place)) as looking,
+    ):
+        version = tls.version_of(looking)
+    if version is not None and ticket is None:
+        what = f"{version} is spoken at {place}; whether that is a w5xde coordinator shows only with a ticket"
+        yield Finding("coordinator", "warning", what, "w5xde doctor TICKET", "W5-102")
+    else:
+        what = f"something listens at {place}, but it is not a w5xde coordinator"
+        yield Finding("coordinator", "error", what, "check the port: w5xde serve prints it", "W5-102")
     if version is not None:
         yield Finding("tls", "ok", f"{version} is spoken there", measured={"tls": version})
-
-
-def _tls_version(place: _Place) -> str | None:
-    """Which TLS is spoken there, if any. Nothing is sent, so nobody's certificate needs to be believed."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    with contextlib.suppress(OSError):
-        sock = place.dial()
-        sock.settimeout(GREETING_SECONDS)
-        with sock, context.wrap_socket(sock) as secured:
-            return secured.version()
-    return None

@@ -1,7 +1,8 @@
 """What each error code means: the one home of what `w5xde explain` prints and docs/errors.md lists.
 
     1xx  joining and the wire      2xx  the command, its settings and the job
-    3xx  computing                 4xx  the run folder      7xx  our bugs
+    3xx  computing                 4xx  the run folder and what is kept in private
+    5xx  who the other side is     7xx  our bugs
 
 Knows nothing of how errors are raised: a test compares the codes here with those in the source.
 """
@@ -15,8 +16,11 @@ from w5xde.explanations.entry import Explanation
 from w5xde.explanations.job import JOB
 from w5xde.explanations.joining import JOINING
 from w5xde.explanations.running import RUNNING
+from w5xde.explanations.tickets import TICKETS
 
-EXPLANATIONS: dict[str, Explanation] = {each.code: each for each in [*JOINING, *JOB, *RUNNING]}
+EXPLANATIONS: dict[str, Explanation] = {
+    each.code: each for each in sorted([*JOINING, *TICKETS, *JOB, *RUNNING], key=lambda each: each.code)
+}
 
 # How a person may write a code: W5-103, w5-103, w5103, 103, or the whole error[W5-103]:
 _WRITTEN = re.compile(r"(?:error\[)?(?:w5-?)?(\d{1,6})(?:\]:?)?", re.IGNORECASE | re.ASCII)
@@ -26,7 +30,8 @@ _FAMILIES = {
     "1": "Joining and the wire",
     "2": "The command, its settings and the job",
     "3": "Computing",
-    "4": "The run folder",
+    "4": "The run folder, and what is kept in private",
+    "5": "Who the other side is",
     "7": "Our bugs",
 }
 

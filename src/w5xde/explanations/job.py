@@ -11,7 +11,7 @@ JOB = [
         "model() built other parameters or buffers here: another job file, another argument, or another"
         " version of a library. Their sums would make no sense.",
         "use the coordinator's job file; the message names the first differences.",
-        "scp coordinator:train.py .\nw5xde join 192.168.1.20:5555 train.py",
+        "scp coordinator:train.py .\nw5xde join @ticket train.py",
     ),
     Explanation(
         "W5-202",

@@ -20,7 +20,7 @@ JOINING = [
         "the machine is there, or its name is not known, but no program listens on that port. A coordinator"
         " that was started without --host listens only on its own machine.",
         "start the coordinator, with --host 0.0.0.0 if others are to reach it, and use the line it prints.",
-        "w5xde serve train.py --host 0.0.0.0\nw5xde join 192.168.1.20:5555 train.py",
+        "w5xde serve train.py --host 0.0.0.0 --ticket-file ticket\nw5xde join @ticket train.py",
     ),
     Explanation(
         "W5-104",
@@ -44,7 +44,7 @@ JOINING = [
         "this node lost its coordinator, came back to the same address, and found another run there. It"
         " does not work for a run nobody asked it to help.",
         "join again by hand if the new run is meant.",
-        "w5xde join 192.168.1.20:5555 train.py",
+        "w5xde join @ticket train.py",
     ),
     Explanation(
         "W5-110",
@@ -56,19 +56,20 @@ JOINING = [
     ),
     Explanation(
         "W5-111",
-        "that is not an address",
-        "an address is a host and a port with a colon between them; an IPv6 host stands in brackets.",
-        "copy the line that w5xde serve prints.",
-        "w5xde join 192.168.1.20:5555 train.py\nw5xde join [fd00::7]:5555 train.py",
+        "that is not an address, or an address was given where a ticket is needed",
+        "an address is a host and a port with a colon between them; an IPv6 host stands in brackets. To"
+        " join, an"
+        " address is not enough: a ticket also says whom to trust there, and that you may come.",
+        "copy the line that w5xde serve prints, or make a ticket there.",
+        "w5xde ticket new latest\nw5xde doctor [fd00::7]:5555",
     ),
     Explanation(
         "W5-112",
         "the coordinator turned this node out",
-        "it broke the protocol, fell silent, or its answers could not be used, or were wrong; the message says"
-        " which.",
+        "it broke the protocol, fell silent, or its answers were no use or wrong; the message says which.",
         "mend what the message names, and join again. On one machine everything else may be fine: look at"
         " its device, memory and version with w5xde doctor.",
-        "w5xde doctor\nw5xde join 192.168.1.20:5555 train.py",
+        "w5xde doctor\nw5xde join @ticket train.py",
     ),
     Explanation(
         "W5-120",
@@ -84,7 +85,7 @@ JOINING = [
         "before a node has joined, only a short greeting is read; afterwards at most what the model's size"
         " allows. Another program, or another model, sends more.",
         "use the coordinator's job file and the same version of w5xde on every machine.",
-        "w5xde join 192.168.1.20:5555 train.py",
+        "w5xde join @ticket train.py",
     ),
     Explanation(
         "W5-122",

@@ -11,7 +11,7 @@ RUNNING = [
         "torch was built without it, its driver does not work, or its name is misspelt.",
         "--device auto takes the best there is, --device cpu always works; or install the build of torch"
         " for it.",
-        "w5xde doctor\nw5xde join 192.168.1.20:5555 train.py --device cpu",
+        "w5xde doctor\nw5xde join @ticket train.py --device cpu",
     ),
     Explanation(
         "W5-302",
@@ -19,14 +19,14 @@ RUNNING = [
         "something failed here that is no fault of a batch: the device was lost, memory ran out beside the"
         " computation, or there is a bug in w5xde. The pool goes on without this node.",
         "join again; if it happens again, look at the device and the memory, and at what --log verbose adds.",
-        "w5xde doctor\nw5xde join 192.168.1.20:5555 train.py --log verbose",
+        "w5xde doctor\nw5xde join @ticket train.py --log verbose",
     ),
     Explanation(
         "W5-303",
         "this system cannot do that with processes",
         "local nodes and benchmarks are forked, and chaos freezes processes; Windows can do neither.",
         "start nodes by hand in other terminals, or use Linux or macOS.",
-        "w5xde serve train.py\nw5xde join 127.0.0.1:5555 train.py",
+        "w5xde serve train.py --ticket-file ticket\nw5xde join @ticket train.py",
     ),
     Explanation(
         "W5-311",

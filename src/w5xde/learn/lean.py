@@ -52,9 +52,15 @@ def has_hooks(optimizer: Optimizer) -> bool:
     )
 
 
+def is_patched(optimizer: Optimizer) -> bool:
+    """Whether somebody gave this one a step of its own; a schedule does, but only to count."""
+    own = vars(optimizer).get("step")
+    return own is not None and not hasattr(own, "_wrapped_by_lr_sched")
+
+
 def step(optimizer: Optimizer) -> None:
     """`optimizer.step()`: of torch's own optimizers what it comes to, of others just that."""
-    if not is_torchs(optimizer) or has_hooks(optimizer) or compiler_is_loaded():
+    if not is_torchs(optimizer) or has_hooks(optimizer) or compiler_is_loaded() or is_patched(optimizer):
         # As anybody would call it: one that is not torch's may need gradients of its own.
         with torch.enable_grad():
             optimizer.step()

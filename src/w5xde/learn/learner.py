@@ -204,29 +204,31 @@ class Learner:
         self.version += 1
         return whole.contribution.loss_sum
 
-    def apply_all(self, wholes: list[Total]) -> tuple[list[float], Spoiled | None]:
-        """As many as can be, one after another: the sums of their losses, and what spoiled the next one.
+    def apply_all(self, wholes: list[Total]) -> tuple[list[float], BaseException | None]:
+        """As many as can be, one after another: the sums of their losses, and what was wrong with the next.
 
         What is not finite stays so, whatever is added: one look behind the last step sees all of them.
         """
         undo, version = self._undo, self.version
-        if undo is not None and self.scheduler is None and len(wholes) > 1:
-            undo.keep(self._stepper.tensors, version)
-            for whole in wholes:
-                self._step(whole)
-                self.version += 1
-            if undo.is_sound(self._stepper.tensors, self.version):
-                return [whole.contribution.loss_sum for whole in wholes], None
-            if not undo.is_possible:
-                raise self._spoiled(is_undone=False)
-            undo.back()
-            self.version = version
         losses: list[float] = []
-        for whole in wholes:
-            try:
-                losses.append(self.apply(whole))
-            except Spoiled as error:
-                return losses, error
+        try:
+            if undo is not None and self.scheduler is None and len(wholes) > 1:
+                undo.keep(self._stepper.tensors, version)
+                for whole in wholes:
+                    self._step(whole)
+                    self.version += 1
+                    losses.append(whole.contribution.loss_sum)
+                if undo.is_sound(self._stepper.tensors, self.version):
+                    return losses, None
+                if not undo.is_possible:
+                    return [], self._spoiled(is_undone=False)
+                undo.back()
+                self.version = version
+                losses.clear()
+            # One by one: those before the one that fails are made.
+            losses.extend(map(self.apply, wholes))
+        except (Exception, SystemExit) as error:
+            return losses, error
         return losses, None
 
     def _step(self, whole: Total) -> None:

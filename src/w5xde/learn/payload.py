@@ -144,34 +144,39 @@ class Unpacker:
         return dict(zip(item.keys, parts, strict=True))
 
     def _tensor(self, item: TensorAt, offset: int) -> Tensor:
-        tensor = _unpack_tensor(item, self._body, offset, self._left)
-        self._left -= tensor.nbytes
+        dtype = DTYPES.get(item.dtype)
+        if dtype is None:
+            raise RemoteProtocolError(f"a tensor of unknown dtype {item.dtype!r}", code="W5-120")
+        count, start = math.prod(item.shape), offset + item.offset
+        length = count * dtype.itemsize
+        if start + length > len(self._body) or start % dtype.itemsize:
+            raise _beyond(item)
+        if length > self._left:
+            raise RemoteProtocolError("tensors that take more than their body has", code="W5-120")
+        self._left -= length
+        if not count:
+            tensor = _empty(item, dtype)
+        # Where it arrived: whoever computes with it copies it to memory of torch's own.
+        elif dtype in _USUAL:
+            tensor = torch.frombuffer(self._body, dtype=dtype, offset=start, count=count)
+        else:
+            raw = torch.frombuffer(self._body, dtype=torch.uint8, offset=start, count=length)
+            tensor = raw.view(dtype)
+        if len(item.shape) != 1:
+            tensor = tensor.view(item.shape)
+        if item.requires_grad:
+            if not (dtype.is_floating_point or dtype.is_complex):
+                raise RemoteProtocolError(f"a {item.dtype} tensor that requires a gradient", code="W5-120")
+            tensor.requires_grad_()
         return tensor
 
 
-def _unpack_tensor(item: TensorAt, body: bytearray | memoryview, offset: int, bytes_max: int) -> Tensor:
-    dtype = DTYPES.get(item.dtype)
-    if dtype is None:
-        raise RemoteProtocolError(f"a tensor of unknown dtype {item.dtype!r}", code="W5-120")
-    count = math.prod(item.shape)
-    start = offset + item.offset
+def _empty(item: TensorAt, dtype: torch.dtype) -> Tensor:
     # Also without its zeros a shape must be one that fits into memory, or torch cannot make it.
-    extent = math.prod(size or 1 for size in item.shape) * dtype.itemsize
-    if extent >= 2**62 or start + count * dtype.itemsize > len(body) or start % dtype.itemsize:
-        raise RemoteProtocolError(f"a tensor of shape {item.shape} beyond the end of its body", code="W5-120")
-    if count * dtype.itemsize > bytes_max:
-        raise RemoteProtocolError("tensors that take more than their body has", code="W5-120")
-    if count == 0:
-        tensor = torch.empty(item.shape, dtype=dtype)
-    else:
-        # Where it arrived: whoever computes with it copies it to memory of torch's own.
-        if dtype in _USUAL:
-            tensor = torch.frombuffer(body, dtype=dtype, offset=start, count=count).view(item.shape)
-        else:
-            raw = torch.frombuffer(body, dtype=torch.uint8, offset=start, count=count * dtype.itemsize)
-            tensor = raw.view(dtype).view(item.shape)
-    if item.requires_grad:
-        if not (dtype.is_floating_point or dtype.is_complex):
-            raise RemoteProtocolError(f"a {item.dtype} tensor that requires a gradient", code="W5-120")
-        tensor.requires_grad_()
-    return tensor
+    if math.prod(size or 1 for size in item.shape) * dtype.itemsize >= 2**62:
+        raise _beyond(item)
+    return torch.empty(item.shape, dtype=dtype)
+
+
+def _beyond(item: TensorAt) -> RemoteProtocolError:
+    return RemoteProtocolError(f"a tensor of shape {item.shape} beyond the end of its body", code="W5-120")

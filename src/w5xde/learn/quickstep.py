@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from w5xde.learn import lean
-from w5xde.learn.lean import has_hooks
+from w5xde.learn.lean import has_hooks, is_patched
 
 _ADAMS = (Adam, AdamW)
 
@@ -84,7 +84,7 @@ class Stepper:
     def _known(self) -> list[dict[str, list[Tensor]]] | None:
         """The tensors that a step of this optimizer works on, or None if we do not know how it steps."""
         optimizer = self._optimizer
-        if type(optimizer) not in (SGD, *_ADAMS) or has_hooks(optimizer):
+        if type(optimizer) not in (SGD, *_ADAMS) or (has_hooks(optimizer) or is_patched(optimizer)):
             return None
         groups = []
         for group in optimizer.param_groups:
@@ -129,7 +129,7 @@ class Stepper:
     def _is_still_known(self, groups: list[dict[str, list[Tensor]]]) -> bool:
         """Whether nobody has given the optimizer another state or a hook."""
         optimizer = self._optimizer
-        if len(groups) != len(optimizer.param_groups) or has_hooks(optimizer):
+        if len(groups) != len(optimizer.param_groups) or (has_hooks(optimizer) or is_patched(optimizer)):
             return False
         for group, tensors in zip(optimizer.param_groups, groups, strict=True):
             if not isinstance(group["lr"], float):

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from _thread import get_ident
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Kernels with another outcome each time, or one that Python has seen.
@@ -28,7 +31,11 @@ _UNFIT_TAGS = {
     torch.Tag.nondeterministic_seeded,
     torch.Tag.data_dependent_output,
     torch.Tag.dynamic_output_shape,
+    # What such a kernel changes is the shape of a tensor that others hold too.
+    torch.Tag.inplace_view,
 }
+# Ways out of torch that no kernel shows: what goes there, Python or somebody else may read.
+_WAYS_OUT = ("numpy", "tolist", "data_ptr", "untyped_storage", "__dlpack__")
 # The same kernels by an entrance that parses its arguments sooner.
 _aten = torch.ops.aten
 _QUICK: dict[Any, Callable[..., Any]] = {_aten.relu.default: torch.relu}
@@ -48,8 +55,11 @@ _QUICK_IN_PLACE: dict[Any, Callable[..., Any]] = {
 # A batch that takes longer than this, so many times in a row, has little to gain.
 SMALL_SECONDS = 0.005
 TIMED_MAX = 8
-# So many batches of a shape are compared with the real thing; then the 8th, the 16th, the 32nd…
+# So many batches of a shape are compared with the real thing; then the 8th, 16th, 32nd…, and each of these.
 COMPARED_FIRST = 4
+COMPARED_EVERY = 512
+# What a recording may keep for its results.
+BYTES_MAX = 16 * 1024 * 1024
 # Batches of ever new shapes are not worth watching.
 SHAPES_MAX = 16
 
@@ -63,6 +73,47 @@ class Unfit(Exception):
     """This batch does something that cannot be recorded."""
 
 
+@contextmanager
+def _ways_out_closed(refuse: Callable[[str], NoReturn]) -> Iterator[None]:
+    """Nobody in this thread takes a value out of a tensor without a kernel that shows it."""
+    thread = get_ident()
+    before = {name: vars(Tensor)[name] for name in _WAYS_OUT if name in vars(Tensor)}
+
+    def closed(name: str) -> Callable[..., Any]:
+        usual = getattr(Tensor, name)
+
+        def way_out(*args: Any, **kwargs: Any) -> Any:
+            return usual(*args, **kwargs) if get_ident() != thread else refuse(name)
+
+        return way_out
+
+    for name in _WAYS_OUT:
+        setattr(Tensor, name, closed(name))
+    try:
+        yield
+    finally:
+        for name in _WAYS_OUT:
+            if name in before:
+                setattr(Tensor, name, before[name])
+            else:
+                delattr(Tensor, name)  # it is inherited
+
+
+class _Listener(TorchFunctionMode):
+    """Hears what is called by name: one function reads a tensor and calls no kernel for it."""
+
+    def __init__(self, refuse: Callable[[str], NoReturn]) -> None:
+        super().__init__()
+        self._refuse = refuse
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") == "tensor_split":
+            self._refuse("tensor_split")
+        return func(*args, **(kwargs or {}))
+
+
 class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every kernel that is called, below autograd."""
 
@@ -74,13 +125,29 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+        # Why it is of no use; the user's code may have caught what we raised.
+        self.refused = ""
+
+    def watch(self, compute: Callable[[], Tensor]) -> Tensor:
+        def refuse(name: str) -> NoReturn:
+            self._refuse(f"{name} lets somebody see a value")
+
+        with _ways_out_closed(refuse), _Listener(refuse), self:
+            loss = compute()
+        if self.refused:
+            raise Unfit(self.refused)
+        return loss
+
+    def _refuse(self, why: str) -> NoReturn:
+        self.refused = why
+        raise Unfit(why)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if not _UNFIT_TAGS.isdisjoint(func.tags):
-            raise Unfit(f"{func} gives another result each time, or one that Python sees")
+            self._refuse(f"{func} gives another result each time, or one that Python sees")
         result = func(*args, **kwargs)
         self.calls.append((func, args, kwargs, result))
         return result
@@ -104,8 +171,8 @@ class Recording:
 
         `steady` tensors, those of the model, are always the same and stay where they are in memory.
         """
-        with _Watcher() as watcher:
-            loss = self.watched_loss = compute()
+        watcher = _Watcher()
+        loss = self.watched_loss = watcher.watch(compute)
         if not is_plain(loss):
             raise Unfit("its gradients do not begin with a scale of their own")
         # An id is only good while its tensor lives: the watcher keeps them all until we are done.
@@ -113,6 +180,7 @@ class Recording:
         # Those that the batch made itself, and of these the ones that nothing was written into.
         self._own: set[int] = set()
         self._empty: set[int] = set()
+        self._bytes = 0
         self._calls: list[Callable[[], object]] = []
         self._inputs = [self._place(tensor, tensor.clone()) for tensor in inputs]
         for tensor in steady:
@@ -169,8 +237,14 @@ class Recording:
             self._place(result, self._known(args[0]))
             return
         if func is _aten.copy_.default and id(args[0]) in self._empty:
-            # Autograd copies a gradient that somebody else holds too; here that is only the watcher.
-            self._place(args[0], self._known(args[1]))
+            # Autograd copies a gradient that somebody else holds too; here that is only the watcher. As they
+            # are one now, nobody may write into either.
+            source = self._known(args[1])
+            if source.shape != args[0].shape or source.dtype != args[0].dtype:
+                raise Unfit("a gradient that is changed while it is copied")
+            self._place(args[0], source)
+            self._own -= {id(args[0]), id(args[1])}
+            self._empty.discard(id(args[0]))
             return
         self._check_writes(func, args, kwargs)
         results = list(result) if isinstance(result, (tuple, list)) else [result]
@@ -192,6 +266,9 @@ class Recording:
         for each in fresh:
             self._place(each, each.detach())
             self._own.add(id(each))
+            self._bytes += each.nbytes
+        if self._bytes > BYTES_MAX:
+            raise Unfit(f"it would keep more than {BYTES_MAX} bytes")
         if func is _aten.new_empty_strided.default:
             self._empty.add(id(result))
             return
@@ -203,7 +280,7 @@ class Recording:
         else:
             kernel = partial(_QUICK.get(func, func._op), *placed, **options)
             places = [None if each is None else self._known(each) for each in results]
-            self._calls.append(_moving(kernel, places))
+            self._calls.append(_moving(kernel, places, several=isinstance(result, (tuple, list))))
 
     def _check_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What a batch made itself it may write into; but nothing else."""
@@ -218,15 +295,14 @@ class Recording:
                         raise Unfit("it writes into the model or the batch")
 
 
-def _moving(kernel: Callable[[], Any], places: list[Tensor | None]) -> Callable[[], object]:
+def _moving(kernel: Callable[[], Any], places: list[Tensor | None], *, several: bool) -> Callable[[], object]:
     """A kernel that takes new memory each time, and what it gives copied to its place."""
-    if len(places) == 1 and places[0] is not None:
-        move = places[0].copy_
-        return lambda: move(kernel())
 
     def call() -> None:
-        for place, given in zip(places, kernel(), strict=True):
+        for place, given in zip(places, kernel() if several else (kernel(),), strict=True):
             if place is not None:
+                if place.shape != given.shape:  # copying would stretch it
+                    raise Unfit(f"a result of shape {tuple(given.shape)}, not {tuple(place.shape)}")
                 place.copy_(given)
 
     return call
@@ -269,11 +345,15 @@ class Shape:
     def is_next_compared(self) -> bool:
         """Counts a batch; whether it is to be compared: the first few are, then ever more rarely."""
         self._batches += 1
-        return self._batches <= COMPARED_FIRST or not self._batches & (self._batches - 1)
+        n = self._batches
+        return n <= COMPARED_FIRST or not n & (n - 1) or not n % COMPARED_EVERY
+
+    def give_up(self) -> None:
+        self.recording, self.is_unfit = None, True
 
     def differs(self) -> bool:
         """A batch gave something else than its recording; returns whether others were believed before."""
-        self.recording, self.is_unfit = None, True
+        self.give_up()
         return self._batches > COMPARED_FIRST
 
 
@@ -297,7 +377,7 @@ class Recordings:
         for each in inputs:
             if type(each) is not Tensor or each.requires_grad or not each.is_contiguous():
                 return None
-            key += [each.shape, each.dtype]
+            key += [each.shape, each.stride(), each.dtype]
         found = tuple(key)
         shape = self._shapes.get(found)
         if shape is None:

@@ -91,6 +91,11 @@ class Decoder:
         return self._message is not None
 
     @property
+    def filled(self) -> int:
+        """How many bytes of an unfinished frame wait in the scratch."""
+        return self._filled
+
+    @property
     def arriving(self) -> tuple[Message, int] | None:
         """The message whose body is arriving, and how long that is."""
         return (self._message, self._body_bytes) if self._message is not None else None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 
 from w5xde.control.cut import Progress
 from w5xde.runtime.actor import Actor
+from w5xde.runtime.machine import machine_name
 from w5xde.runtime.memory import pss_bytes
 from w5xde.runtime.metrics import Meters
 from w5xde.runtime.reception import Reception
@@ -27,6 +29,15 @@ class Accountant:
         self._writer = writer
         self._progress = progress
         self._memory_at: float | None = None
+        self.machine = machine_name()
+        # When the load was asked for last, and how long we had been on a core by then.
+        self._loaded_at = (0.0, 0.0)
+
+    def load(self, now: float) -> float:
+        """The share of a core that we have needed since this was asked last."""
+        (then, before), spent = self._loaded_at, time.process_time()
+        self._loaded_at = (now, spent)
+        return (spent - before) / (now - then) if now > then else 0.0
 
     def count(self, now: float) -> None:
         """Note where everything stands."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 
 from w5xde.callbacks import Callback
 from w5xde.learn.job import describe
+from w5xde.runtime.status import RunStatus
+from w5xde.runtime.stepping import Applied
 
 
 class Audience:
@@ -25,3 +27,13 @@ class Audience:
             except Exception as error:
                 self._callbacks.remove(callback)
                 self._failed(f"a callback failed and is not called again: {describe(error)}")
+
+    def steps(self, applied: list[Applied], status: Callable[[], RunStatus]) -> None:
+        """Tell of each step; how far the run is needs to be found out only if somebody hears it."""
+        if self._callbacks:
+            now = status()
+            for each in applied:
+                self._step(now, each.step.version + 1, each.loss)
+
+    def _step(self, status: RunStatus, number: int, loss: float) -> None:
+        self.tell(lambda callback: callback.on_step(status, number, loss))

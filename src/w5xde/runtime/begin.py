@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 
 import w5xde
+from w5xde.compression import is_lossy
 from w5xde.config import Settings
 from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.cut import Cut
@@ -19,15 +20,23 @@ from w5xde.learn.job import describe
 from w5xde.learn.learner import Learner, Spoiled
 from w5xde.learn.prepare import Prepared
 from w5xde.runtime.buffers import Buffers
+from w5xde.runtime.door import Door, places_of
+from w5xde.runtime.entry import Entry
 from w5xde.runtime.keeper import Keeper
 from w5xde.runtime.reception import Host, Reception
 from w5xde.runtime.recorder import Recorder
 from w5xde.runtime.restore import Restored
-from w5xde.runtime.roads import Door, configure, listen
+from w5xde.runtime.roads import configure
 
 
 def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | None) -> CoordinatorCore:
     """The mind of this life of the coordinator."""
+    if settings.verify and (is_lossy(settings.directions.up) or is_lossy(settings.directions.down)):
+        raise UsageError(
+            f"verify compares exact updates, and compress {settings.compress!r} makes them others",
+            code="W5-210",
+            fix="leave out --verify, or compress without loss: --compress auto",
+        )
     if (
         settings.verify
         and prepared.source.draws
@@ -77,16 +86,17 @@ def receiver_of(learner: Learner, settings: Settings) -> CodecReceiver:
 
 
 def open_reception(
-    host: Host, prepared: Prepared, settings: Settings, run: str, life: int, receiver: CodecReceiver
+    host: Host, prepared: Prepared, settings: Settings, recorder: Recorder, life: int, receiver: CodecReceiver
 ) -> Reception:
     return Reception(
         host,
-        run=run,
+        run=recorder.name,
         incarnation=life,
         layout=prepared.learner.flat.blueprint.layout,
         rules=prepared.rules,
         vector_bytes_max=receiver.body_bytes_max,
         configure=lambda sock: configure(sock, settings),
+        entry=Entry(recorder.folder, recorder.facts["id"], settings),
     )
 
 
@@ -124,12 +134,25 @@ async def listen_again(
     reception: Reception, settings: Settings, port_before: int | None, note: Callable[[str], None]
 ) -> Door:
     """Open the door: after a restart where it was before, so that nodes find it."""
-    if settings.port == 0 and port_before:
-        try:
-            return await listen(reception.make_connection, settings.host, port_before, settings.road)
-        except UsageError:
-            note(f"port {port_before} is taken meanwhile; nodes from before must join anew")
-    return await listen(reception.make_connection, settings.host, settings.port, settings.road)
+    places = await places_of(settings.host, settings.port)
+    door = Door(
+        reception.make_connection, reception.doorman, reception.entry.guard(places), reception.turned_away
+    )
+    try:
+        if settings.port or not port_before:
+            door.listen(places, settings.host, settings.port, settings.road)
+        else:
+            try:
+                door.listen(places, settings.host, port_before, settings.road)
+            except UsageError:
+                note(f"port {port_before} is taken meanwhile; nodes from before must join anew")
+                door.listen(places, settings.host, 0, settings.road)
+        # Nobody is heard before we wait for something again.
+        reception.entry.open(*door.address)
+    except BaseException:
+        door.close()
+        raise
+    return door
 
 
 def words_for(error: BaseException) -> str:

@@ -32,16 +32,16 @@ from w5xde.runtime.accountant import Accountant
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.audience import Audience
 from w5xde.runtime.desk import LendingDesk
+from w5xde.runtime.door import Door
 from w5xde.runtime.ending import keep_last
 from w5xde.runtime.evaluator import Evaluator
 from w5xde.runtime.intake import Intake
 from w5xde.runtime.keeper import Keeper
 from w5xde.runtime.loader import Loader
 from w5xde.runtime.metrics import Meters
-from w5xde.runtime.reception import Peer
+from w5xde.runtime.peer import Peer
 from w5xde.runtime.recorder import Recorder
 from w5xde.runtime.restore import Restored
-from w5xde.runtime.roads import Door
 from w5xde.runtime.status import RunStatus
 from w5xde.runtime.stepping import Applied, Stepping
 from w5xde.runtime.verifier import Verifier
@@ -81,8 +81,9 @@ class Coordinator:
         self._loader = Loader(prepared.source, settings, begin.start_of(self._core.plan))
         self._receiver = begin.receiver_of(self._learner, settings)
         self._reception = begin.open_reception(
-            self, prepared, settings, recorder.name, keeper.life, self._receiver
+            self, prepared, settings, recorder, keeper.life, self._receiver
         )
+        self.entry = self._reception.entry
         self._parameters = sum(tensor.numel() for tensor in self._learner.flat.module.parameters())
         recorder.watch(self._storage_note)
         self.meters = Meters()
@@ -93,6 +94,7 @@ class Coordinator:
         self.address = ""
         self._events: deque[ev.Event] = deque()
         self._is_dispatching = False
+        self._untold: deque[list[Applied]] = deque()
         self._finish: ev.Finish | None = None
         self._seconds = 0.0
 
@@ -163,6 +165,7 @@ class Coordinator:
             applied=self._applied,
             undone=self.dispatch,
             rewind=self._desk.rewind,
+            failed=self._learner_broke,
         )
         self._intake = Intake(
             self._reception,
@@ -251,13 +254,16 @@ class Coordinator:
                         self._stepping.flush()
                     self._perform[type(effect)](effect)
                 self._stepping.flush()
+                if isinstance(event, ev.Stepped):
+                    # Now that they count: whoever is told may ask how far we are.
+                    self._audience.steps(self._untold.popleft(), self.status)
         finally:
             self._is_dispatching = False
 
     def _tick(self) -> None:
         now = self._loop.time()
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
-        self.dispatch(ev.Ticked())
+        self.dispatch(ev.Ticked(self._accountant.machine, self._accountant.load(now)))
         self._reception.tick(now)
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
@@ -301,13 +307,9 @@ class Coordinator:
     # --- steps ------------------------------------------------------------------------------------
 
     def _applied(self, applied: list[Applied]) -> None:
+        self._untold.append(applied)
         steps = [each.step.plan.index for each in applied]
         self.dispatch(ev.Stepped(steps, durable=all(each.is_durable for each in applied)))
-        if self._audience:
-            status = self.status()
-            for each in applied:
-                number, loss = each.step.version + 1, each.loss
-                self._audience.tell(lambda callback: callback.on_step(status, number, loss))  # noqa: B023
 
     def _save(self, effect: ev.Save) -> None:
         self._keeper.save(effect.cut, self.meters.kept(), self._loop.time())

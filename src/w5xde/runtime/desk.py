@@ -15,7 +15,8 @@ from w5xde.messages import Batch, Cancel, Loan, Params, Work
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.loader import Loader
 from w5xde.runtime.metrics import Meters
-from w5xde.runtime.reception import Peer, Reception
+from w5xde.runtime.peer import Peer
+from w5xde.runtime.reception import Reception
 from w5xde.runtime.snapshots import Snapshot, Snapshots
 
 Batches = dict[tuple[int, int], Packed]
@@ -71,7 +72,7 @@ class LendingDesk:
 
     def rewind(self) -> None:
         """Versions that were to come will be others: what is on its way to nodes is what they have."""
-        for peer in self._reception.peers:
+        for peer in self._reception:
             peer.version_asked = peer.version
 
     def cancel(self, node: str, leases: list[int]) -> None:

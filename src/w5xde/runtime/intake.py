@@ -21,7 +21,8 @@ from w5xde.messages import Answer, Rejected, Update
 from w5xde.protocol.wire import Body
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.metrics import Meters, sane_seconds
-from w5xde.runtime.reception import Peer, Reception
+from w5xde.runtime.peer import Peer
+from w5xde.runtime.reception import Reception
 from w5xde.runtime.stepping import Stepping
 
 # What a node says of its losses only feeds the metrics; sums of such numbers stay numbers.

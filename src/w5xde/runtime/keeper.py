@@ -222,7 +222,9 @@ class Keeper:
     def save_last(self, cut: Cut, facts: dict[str, Any]) -> str:
         """A checkpoint of the end, now; returns why it could not be written, or nothing."""
         try:
-            self.ledger.write(self._scribe.drain())
+            if not self.ledger.write(self._scribe.drain()):
+                # A checkpoint never outlives the ledger of its steps.
+                return "the ledger waits for the disk"
             self.ledger.sync()
             state = self._capture()
             sha256 = self._store(state, cut, facts, self.ledger.head)

@@ -22,8 +22,8 @@ class LocalNodes:
         self._coordinator = coordinator
         self._names = [f"local-{i + 1}" for i in range(count)]
         # Whoever listens on every address is reached on this machine's own.
-        self._host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        self._port = port
+        own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        self._ticket = coordinator.entry.house_ticket(own, port)
         self._started_at: dict[str, float] = {}
         self._quick_ends: dict[str, int] = {}
         self._given_up: set[str] = set()
@@ -32,7 +32,7 @@ class LocalNodes:
     def start(self) -> None:
         self._nursery.watch(self._started, self._ended, self._nursery_died)
         for name in self._names:
-            self._nursery.start(name, self._host, self._port)
+            self._nursery.start(name, self._ticket)
 
     def _started(self, name: str, pid: int) -> None:
         self._started_at[name] = self._loop.time()
@@ -63,4 +63,4 @@ class LocalNodes:
             if len(self._given_up) == len(self._names) and not self._coordinator.has_nodes:
                 self._coordinator.give_up(f"every local node has ended (the last with status {status})")
             return
-        self._nursery.start(name, self._host, self._port)
+        self._nursery.start(name, self._ticket)

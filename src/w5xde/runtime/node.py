@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import platform
 import random
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
 import w5xde
@@ -46,8 +45,10 @@ from w5xde.protocol.session import NODE
 from w5xde.protocol.wire import Body, Limits
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.buffers import Buffers
-from w5xde.runtime.machine import machine_name
-from w5xde.runtime.roads import configure, dial
+from w5xde.runtime.machine import host_name, machine_name
+from w5xde.runtime.passes import Pass
+from w5xde.runtime.roads import configure
+from w5xde.runtime.route import Route
 from w5xde.runtime.transport import Connection
 from w5xde.runtime.workbench import Done, Workbench
 
@@ -90,20 +91,20 @@ class Node:
     def __init__(
         self,
         job: Job,
-        host: str,
-        port: int,
+        entrance: Pass,
         settings: Settings,
         note: Callable[[str, str], None] = lambda kind, text: None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
         self._job = job
-        self._host, self._port = host, port
+        self._pass = entrance
+        self._route = Route(entrance.ticket, settings)
         self._settings = settings
         self._device = choose_device(settings.device)
         self._note = note
         self._callbacks = list(callbacks)
         # Asked for at every greeting: the name that was given instead may be free the next time.
-        self._wanted_name = settings.node_name or _host_name()
+        self._wanted_name = settings.node_name or host_name()
         self.report = NodeReport(name=self._wanted_name)
         self._core = nd.NodeCore(random.Random(), settings.wait)
         self._connection: Connection | None = None
@@ -196,6 +197,8 @@ class Node:
     def _start_dialling(self) -> None:
         if not self._core.is_over:
             self._dialling = self._loop.create_task(self._dial())
+            # What nobody expected ends this node loudly: nobody else waits for a task.
+            self._dialling.add_done_callback(lambda done: done.cancelled() or done.result())
 
     async def _dial(self) -> None:
         def make() -> Connection:
@@ -211,10 +214,14 @@ class Node:
             )
 
         try:
-            await dial(make, self._host, self._port, self._settings.road)
+            await self._route.dial(make)
         except JoinError as error:
             self._dial_error = error
             self._dispatch(nd.DialFailed(error.what))
+        except W5xdeError as error:
+            # Our user's, for example a file that is no certificate: trying again would not help.
+            self._refusal = error
+            self._dispatch(nd.Parted(error.what, finished=False))
 
     def _place(self, message: Message, count: int) -> Body:
         """Memory for what arrives: parameters may go straight into a model that is not being used."""
@@ -254,6 +261,7 @@ class Node:
                 # Whoever computes elsewhere needs no turn on the cores.
                 machine=machine_name() if self._device.type == "cpu" else "",
                 cores=core_count(),
+                **self._pass.shown(),
             )
         )
 
@@ -269,9 +277,14 @@ class Node:
                 self.report.rejected += 1
                 self._note("rejected", f"an answer was refused: {message.reason}")
             case Welcome():
-                self._welcome = message
+                trouble = self._pass.granted(message.credential)
+                if trouble:
+                    self._note("storage", f"what lets this node come back could not be kept: {trouble}")
+                self._welcome = msgspec.structs.replace(message, credential=b"")
                 self.report.run, self.report.name = message.run, message.name
                 self._dispatch(nd.Welcomed())
+            case Refuse() if self._pass.falls_back(message.code):
+                self._note("lost", "the coordinator does not know this node any more; trying the ticket")
             case Refuse():
                 self._refusal = JoinError(message.what, code=message.code, why=message.why, fix=message.fix)
                 self._dispatch(nd.Parted(message.what, finished=False))
@@ -383,9 +396,3 @@ class Node:
             except Exception as error:
                 self._callbacks.remove(callback)
                 self._note("callback failed", f"a callback failed and is not called again: {describe(error)}")
-
-
-def _host_name() -> str:
-    """This machine's name, as far as it may be shown."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", platform.node().split(".")[0])[:50].lstrip("._-")
-    return name or "node"

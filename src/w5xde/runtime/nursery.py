@@ -24,6 +24,8 @@ from w5xde.config import Settings
 from w5xde.errors import UsageError, W5xdeError
 from w5xde.learn.job import Job
 from w5xde.runtime.node import Node
+from w5xde.runtime.passes import Pass
+from w5xde.ticket import Ticket, parse
 
 # How long nodes may take to part after their owner has gone.
 GRACE_SECONDS = 5.0
@@ -69,8 +71,9 @@ class Nursery:
         self._socket.setblocking(False)
         asyncio.get_running_loop().add_reader(self._socket, self._read)
 
-    def start(self, name: str, host: str, port: int) -> None:
-        self._socket.sendall(f"{name} {host} {port}\n".encode())
+    def start(self, name: str, ticket: Ticket) -> None:
+        # Over a socket that no other process has: neither arguments nor environment show the secret.
+        self._socket.sendall(f"{name} {ticket.to_text()}\n".encode())
 
     def _read(self) -> None:
         try:
@@ -130,12 +133,12 @@ def _serve(requests: socket.socket, job: Job, settings: Settings) -> None:
             text += data
             *lines, text = text.split(b"\n")
             for line in lines:
-                name, host, port = line.decode().split(" ")
+                name, ticket = line.decode().split(" ")
                 pid = os.fork()
                 if pid == 0:
                     requests.close()
                     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                    _be_node(job, name, host, int(port), settings)
+                    _be_node(job, name, parse(ticket), settings)
                 nodes[pid] = name
                 _tell(requests, f"started {name} {pid}\n")
         for pid, status in _reap(nodes):
@@ -172,17 +175,17 @@ def _reap(nodes: dict[int, str]) -> list[tuple[int, int]]:
     return ended
 
 
-def _be_node(job: Job, name: str, host: str, port: int, settings: Settings) -> None:
+def _be_node(job: Job, name: str, ticket: Ticket, settings: Settings) -> None:
     """Never returns."""
-    status = W5xdeError.exit_code
+    status, owner = W5xdeError.exit_code, os.getppid()
     _yield_to_coordinator()
     try:
         own = msgspec.structs.replace(settings, node_name=name, wait=START_SECONDS)
-        asyncio.run(_until_orphaned(Node(job, host, port, own)))
+        asyncio.run(_until_orphaned(Node(job, Pass(ticket, keeps=False), own)))
         status = 0
     except W5xdeError as error:
         status = error.exit_code
-        if settings.log != "silent":
+        if settings.log != "silent" and os.getppid() == owner:
             print(f"{name}: {error.lines()[0]}", file=sys.stderr, flush=True)
     except BaseException:
         traceback.print_exc()

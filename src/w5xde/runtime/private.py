@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from w5xde.errors import StorageError
+from w5xde.runs import STATE_VARIABLE
 
 HAS_MODES = os.name == "posix"
 BYTES_MAX = 32 * 1024 * 1024
@@ -30,7 +31,7 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Where this user's keys and credentials are: not in run folders, which are copied and shared."""
-    if named := environ.get("W5XDE_STATE"):
+    if named := environ.get(STATE_VARIABLE):
         return Path(named).expanduser()
     base = environ.get("XDG_STATE_HOME", "")
     # The convention says that a relative path is to be ignored.

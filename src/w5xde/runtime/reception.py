@@ -1,20 +1,19 @@
 """The reception: who comes, who is let in, and who goes. One door, one place that checks.
 
 Everything up to `Ready` happens here; afterwards the coordinator hears of a peer's updates and of its end.
+Until somebody has shown who it is, its greeting is all that is heard, and a refusal all that it is told.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import w5xde
-from w5xde.control.choice import CodecChoice
-from w5xde.learn.codecs.sender import CodecSender
+from w5xde.control.doorman import STRANGER_SECONDS, Doorman
+from w5xde.errors import StorageError
 from w5xde.messages import (
     PROTOCOL_VERSION,
     Beat,
@@ -32,45 +31,22 @@ from w5xde.messages import (
 from w5xde.protocol.session import COORDINATOR
 from w5xde.protocol.wire import Body, Limits
 from w5xde.runtime.buffers import POOLED_BYTES_MIN, Buffers
+from w5xde.runtime.door import Visit
+from w5xde.runtime.entry import Admission, Entry
 from w5xde.runtime.gate import Gate
+from w5xde.runtime.memory import available_bytes
+from w5xde.runtime.peer import Peer, Watch
+from w5xde.runtime.tickets import Refused
 from w5xde.runtime.transport import Connection
 
 # Answers to a few dozen leases, each with a failure's text at most.
 UPDATE_META_BYTES_MAX = 1024 * 1024
-# Unfinished greetings at one time; more are strangers who fill our memory.
-UNNAMED_MAX = 64
-GREETING_SECONDS = 10.0
+# All large updates that arrive at a time fit into this part of the memory that there was at the start.
+ARRIVING_PART = 0.25
 PARTING_SECONDS = 5.0
 # An aborted connection is gone after a turn of the loop; an accepted one has opened after three.
 ABORTING_SECONDS = 1.0
 ACCEPTING_ROUNDS = 3
-
-
-@dataclass(slots=True, eq=False)
-class Peer:
-    """A node's connection, and what was sent over it."""
-
-    connection: Connection
-    name: str = ""
-    device: str = ""
-    machine: str = ""
-    cores: int = 0
-    is_ready: bool = False
-    is_gone: bool = False
-    # The version it was last sent, and the newest that is on its way to it.
-    version: int = -1
-    version_asked: int = -1
-    # Works on their way: (leases, batches, when sent); answers come in the same order.
-    works: deque[tuple[list[int], int, float]] = field(default_factory=deque)
-    heard_at: float = 0.0
-    answered_at: float = 0.0
-    frame_leases: int = 1
-    # What of its traffic has been told.
-    told_sent: int = 0
-    told_received: int = 0
-    # How parameters are encoded for it, once that is worth thinking about.
-    sender: CodecSender | None = None
-    choice: CodecChoice = field(default_factory=CodecChoice)
 
 
 class Host(Protocol):
@@ -97,7 +73,10 @@ class Reception:
         rules: Rules,
         vector_bytes_max: int,
         configure: Callable[[Any], None],
+        entry: Entry,
     ) -> None:
+        self.entry = entry
+        self.doorman = Doorman()
         self._host = host
         self._run = run
         self._incarnation = incarnation
@@ -107,22 +86,22 @@ class Reception:
         self._vector_bytes_max = vector_bytes_max
         self._configure = configure
         self._buffers = Buffers()
-        self._gate = Gate()
+        self._gate = Gate(available_bytes() * ARRIVING_PART)
         self._peers: dict[str, Peer] = {}
         self._unnamed: set[Peer] = set()
         self._gone_bytes_sent = 0
         self._gone_bytes_received = 0
         self._gone_traffic: list[tuple[str, int, int]] = []
         self._is_closing = False
+        self._watch = Watch()
         self._open = 0
         self._all_gone = asyncio.Event()
 
     def get(self, name: str) -> Peer | None:
         return self._peers.get(name)
 
-    @property
-    def peers(self) -> list[Peer]:
-        return list(self._peers.values())
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(list(self._peers.values()))
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -164,23 +143,26 @@ class Reception:
 
     # --- coming -----------------------------------------------------------------------------------
 
-    def make_connection(self) -> Connection:
+    def make_connection(self, visit: Visit) -> Connection:
         peer: Peer
 
         def opened(connection: Connection) -> None:
             self._open += 1
-            if self._is_closing or len(self._unnamed) >= UNNAMED_MAX:
+            if self._is_closing:
                 connection.abort()
                 return
             peer.heard_at = asyncio.get_running_loop().time()
             self._unnamed.add(peer)
+            visit.late = lambda: self._cut(peer, f"it did not say who it is within {STRANGER_SECONDS:.0f} s")
 
         def heard(connection: Connection, message: Message, body: Body) -> None:
             self._heard(peer, message, body)
 
         def lost(connection: Connection, reason: str) -> None:
             self._gate.done(connection, asyncio.get_running_loop().time())
-            self.part(peer, reason)
+            visit.over()
+            # Who looks at our certificate goes without a word, and so does who looks for open ports.
+            self.part(peer, reason if connection.bytes_received else "")
             self._open -= 1
             if not self._open:
                 self._all_gone.set()
@@ -195,9 +177,15 @@ class Reception:
                 configure=self._configure,
                 place=lambda message, count: self._buffers.take(count),
                 admit=self._admit,
-            )
+            ),
+            visit,
         )
         return peer.connection
+
+    def turned_away(self, address: str, kind: str, reason: str) -> None:
+        """Somebody nobody knows had to go. Told once a minute for each address and kind, and counted."""
+        if self.doorman.is_news(address, kind, asyncio.get_running_loop().time()):
+            self._host.note("turned away", f"{address} was turned away: {reason}", address)
 
     def _admit(self, connection: Connection, message: Message, body_bytes: int) -> bool:
         place = self._host.place_of(message) if isinstance(message, Update) else ()
@@ -210,14 +198,37 @@ class Reception:
         for peer in self._peers.values() if waiting else ():
             if peer.connection in waiting:
                 self._noticed(peer)
+        refreshing = self.entry.refresh(now)
+        if refreshing is not None:
+            refreshing.add_done_callback(self._refreshed)
+
+    def _refreshed(self, done: asyncio.Future[bool]) -> None:
+        if self._is_closing or done.cancelled():
+            return
+        try:
+            is_changed = done.result()
+        except StorageError as error:
+            self.turned_away("the register", error.code, error.what)
+            return
+        for peer in list(self._peers.values()) if is_changed else ():
+            reason = self.entry.ban_of(peer.node_id) if peer.node_id else None
+            if reason is not None:
+                self.turn_out(peer, f"this node is banned from the run: {reason}")
 
     def hurry(self, now: float) -> None:
-        """Part with those who began to greet and then said nothing. Building a model may take long: nodes
-        beat meanwhile."""
-        for peer in self._everybody():
-            if not peer.is_ready and now - peer.heard_at > GREETING_SECONDS:
-                self.part(peer, f"it said nothing for {GREETING_SECONDS:.0f} s")
-                peer.connection.abort()
+        """Part with those who keep us waiting. Building a model may take long: nodes beat meanwhile."""
+        awake_since = self._watch.awake_since(now)
+        waiting = self._gate.waiting
+        for peer in list(self._peers.values()):
+            complaint = peer.complaint(now, awake_since) if peer.connection not in waiting else ""
+            if complaint:
+                self._cut(peer, complaint)
+        for text in self.doorman.news(now):
+            self._host.note("turned away", text, "")
+
+    def _cut(self, peer: Peer, reason: str) -> None:
+        self.part(peer, reason)
+        peer.connection.abort()
 
     def _noticed(self, peer: Peer) -> None:
         peer.heard_at = asyncio.get_running_loop().time()
@@ -243,16 +254,52 @@ class Reception:
             what = f"this node speaks protocol {hello.protocol}, the run needs {PROTOCOL_VERSION}"
             fix = f"install w5xde {w5xde.__version__} on both machines"
             self._refuse(peer, Refuse("W5-107", what, fix=fix))
+        elif self.entry.is_of_the_house(hello):
+            self._welcome(peer, hello, Admission())
+        else:
+            self.entry.admit(hello).add_done_callback(lambda done: self._admitted(peer, hello, done))
+
+    def _admitted(self, peer: Peer, hello: Hello, done: asyncio.Future[Admission]) -> None:
+        """The register has said who this is, or that it does not know."""
+        if done.cancelled() or (done.exception() is None and (peer.is_gone or self._is_closing)):
             return
+        try:
+            admission = done.result()
+        except Refused as refused:
+            # Nodes of a killed coordinator here still look for it, and must not shut out those of the next.
+            if refused.kind in ("unknown", "wrong secret") and not peer.visit.is_here:
+                self.doorman.failed(peer.visit.address, asyncio.get_running_loop().time())
+            if not peer.is_gone:
+                self._refuse(peer, Refuse(refused.code, refused.what, refused.why, refused.fix))
+            return
+        except StorageError as error:
+            self.turned_away("the register", error.code, error.what)
+            if not peer.is_gone:
+                # Its folder is no stranger's business.
+                self._refuse(peer, Refuse(error.code, "the coordinator cannot use its register of tickets"))
+            return
+        self._welcome(peer, hello, admission)
+
+    def _welcome(self, peer: Peer, hello: Hello, admission: Admission) -> None:
+        """It has shown who it is."""
+        peer.visit.over()
         if hello.run not in ("", self._run):
             what = f"the run here is {self._run}, not {hello.run}"
             self._refuse(peer, Refuse("W5-109", what, fix="join again by hand"))
             return
+        for other in list(self._peers.values()):
+            if admission.node_id and other.node_id == admission.node_id:
+                # If that is what is left of a broken connection, nobody hears it.
+                self.turn_out(other, "another node came with its credential: was the state folder copied?")
         self._unnamed.discard(peer)
         peer.name = self._free_name(hello.name)
+        peer.node_id, peer.is_looking = admission.node_id, hello.looks
         peer.device = hello.device
         peer.machine, peer.cores = hello.machine, hello.cores
         self._peers[peer.name] = peer
+        if admission.credential:
+            ticket, node = admission.ticket_id.hex()[:8], admission.node_id.hex()
+            self._host.note("admitted", f"{peer.name} came by ticket {ticket}, and is node {node}", peer.name)
         peer.connection.send(
             Welcome(
                 run=self._run,
@@ -260,6 +307,7 @@ class Reception:
                 name=peer.name,
                 layout=self._layout,
                 rules=self._rules,
+                credential=admission.credential,
             )
         )
 
@@ -271,6 +319,9 @@ class Reception:
         return name
 
     def _ready(self, peer: Peer, ready: Ready) -> None:
+        if peer.is_looking:
+            self._refuse(peer, Refuse("W5-113", "it came to look, and not to work", fix="join with a ticket"))
+            return
         if ready.layout_digest != self._layout_digest:
             self._refuse(
                 peer, Refuse("W5-201", "the node's model differs", fix="use the coordinator's job file")
@@ -281,8 +332,10 @@ class Reception:
         self._host.joined(peer)
 
     def _refuse(self, peer: Peer, refusal: Refuse) -> None:
-        who = peer.name or peer.connection.peer
-        self._host.note("turned away", f"{who} was refused: {refusal.what}", who)
+        if peer.name:
+            self._host.note("turned away", f"{peer.name} was refused: {refusal.what}", peer.name)
+        else:
+            self.turned_away(peer.visit.address, refusal.code, refusal.what)
         peer.connection.send(refusal)
         peer.is_gone = True
         self._forget(peer)
@@ -296,13 +349,14 @@ class Reception:
             return
         peer.is_gone = True
         self._forget(peer)
-        who = peer.name or peer.connection.peer
         if self._is_closing:
             return  # everybody goes: that is no news
         if peer.is_ready:
             self._host.left(peer, reason)
-        else:
-            self._host.note("turned away", f"{who} did not join: {reason}", who)
+        elif peer.name:
+            self._host.note("turned away", f"{peer.name} did not join: {reason}", peer.name)
+        elif reason:
+            self.turned_away(peer.visit.address, peer.connection.fault or "no greeting", reason)
 
     def _forget(self, peer: Peer) -> None:
         self._unnamed.discard(peer)
@@ -338,6 +392,7 @@ class Reception:
         for peer in self._everybody():
             peer.connection.abort()
         await self._wait_until_gone(ABORTING_SECONDS)
+        self.entry.close()
 
     async def _wait_until_gone(self, seconds: float) -> None:
         if self._open:

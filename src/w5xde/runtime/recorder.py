@@ -5,6 +5,7 @@ runs/NAME/metrics.jsonl       one object every moment: step, loss, rates, nodes
 runs/NAME/ledger-*.jsonl      every event, chained: who joined, was lent what, gave what (see ledger.py)
 runs/NAME/checkpoints/        where the run can go on from (see store.py)
 runs/NAME/steps-*.log         with --durability step: what was applied since (see steplog.py)
+runs/NAME/tickets.json        who may join; of secrets only their hashes (see tickets.py)
 runs/NAME/lock                which process owns it
 runs/NAME/model.safetensors   the trained weights
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import secrets
 import shutil
 import time
 from collections.abc import Callable
@@ -45,6 +47,8 @@ class Recorder:
         self.disk = RealDisk(self.folder)
         self._facts: dict[str, Any] = {
             "run": self.name,
+            # Unlike its name it is no other run's, wherever that is: keys are kept by it.
+            "id": secrets.token_hex(8),
             "w5xde": w5xde.__version__,
             "torch": str(torch.__version__),
             "python": platform.python_version(),
@@ -55,7 +59,7 @@ class Recorder:
             # How an earlier life ended says nothing of this one.
             before = read_manifest(self.folder)
             kept = {key: before[key] for key in before.keys() - {"result", "reason", "ledger"}}
-            self._facts = kept | self._facts
+            self._facts = kept | self._facts | {"id": kept.get("id", self._facts["id"])}
         self._tell: Callable[[str], None] = lambda text: None
         self._is_told = False
         self._metrics = self._open("metrics.jsonl")

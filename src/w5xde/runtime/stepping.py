@@ -35,11 +35,15 @@ class Applied:
     is_durable: bool
 
 
-class Stepping:
-    """Folds and steps in the order they were decided; `applied` hears of the steps once they are made.
+# Steps that were made, then those that were not; and what broke the learner, if anything did.
+_Done: TypeAlias = tuple[list[Applied | ev.Undone], BaseException | None]
 
-    One that would leave numbers that are not finite is not made, nor is any decided after it: `undone` hears
-    of each.
+
+class Stepping:
+    """Folds and steps in the order they were decided.
+
+    `applied` hears of the steps once they are made, `failed` of one that could not be. One that would leave
+    numbers that are not finite is not made, nor is any decided after it: `undone` hears of each.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class Stepping:
         applied: Callable[[list[Applied]], None],
         undone: Callable[[ev.Undone], None],
         rewind: Callable[[], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self._learner = learner
         self._actor = actor
@@ -63,6 +68,7 @@ class Stepping:
         self._applied = applied
         self._undone = undone
         self._rewind = rewind
+        self._failed = failed
         # What came and is not decided on, by lease.
         self._incoming: dict[int, Contribution] = {}
         self._begun: list[_Decided] = []
@@ -113,47 +119,51 @@ class Stepping:
     # --- where the learner is ---------------------------------------------------------------------
 
     @torch.no_grad()
-    def _do(self, begun: list[_Decided]) -> list[Applied | ev.Undone]:
+    def _do(self, begun: list[_Decided]) -> _Done:
+        """What was applied or undone, and what went wrong after that."""
         steps: list[ev.Step] = []
         cut: Cut | None = None
-        for effect, given in begun:
-            if isinstance(effect, ev.Step):
-                steps.append(effect)
-                cut = given if isinstance(given, Cut) else None
-            elif isinstance(effect, ev.SetAside):
-                self._learner.fold(effect.plan.index, effect.plan.count, effect.span, None)
-            elif isinstance(effect, ev.Reopen):
-                self._learner.drop(effect.plan.index)
-                for span in effect.empty:
-                    self._learner.fold(effect.plan.index, effect.plan.count, span, None)
-            elif isinstance(given, Contribution):
-                step, span = effect.lease.step, effect.lease.span
-                self._learner.fold(step.index, step.count, span, given, effect.staleness)
-        return self._make(steps, cut)
+        try:
+            for effect, given in begun:
+                if isinstance(effect, ev.Step):
+                    steps.append(effect)
+                    cut = given if isinstance(given, Cut) else None
+                elif isinstance(effect, ev.SetAside):
+                    self._learner.fold(effect.plan.index, effect.plan.count, effect.span, None)
+                elif isinstance(effect, ev.Reopen):
+                    self._learner.drop(effect.plan.index)
+                    for span in effect.empty:
+                        self._learner.fold(effect.plan.index, effect.plan.count, span, None)
+                elif isinstance(given, Contribution):
+                    step, span = effect.lease.step, effect.lease.span
+                    self._learner.fold(step.index, step.count, span, given, effect.staleness)
+            return self._make(steps, cut)
+        except (Exception, SystemExit) as error:
+            return [], error
 
-    def _make(self, steps: list[ev.Step], cut: Cut | None) -> list[Applied | ev.Undone]:
+    def _make(self, steps: list[ev.Step], cut: Cut | None) -> _Done:
         """As many of the steps as can be made. Of a step that is logged there is only one, with its cut."""
-        totals, spoiled = self._totals(steps)
+        totals, wrong = self._totals(steps)
         done: list[Applied | ev.Undone] = []
         if cut is not None and totals:
             try:
                 done.append(self._apply(steps[0], totals[0], cut))
             except Spoiled as error:
-                spoiled = error
+                wrong = error
         elif totals:
-            losses, wrong = self._learner.apply_all(totals)
-            spoiled = wrong or spoiled
+            losses, broken = self._learner.apply_all(totals)
+            wrong = broken or wrong
             for step, loss in zip(steps, losses, strict=False):
                 done.append(Applied(step, loss / step.samples, is_durable=False))
-        if spoiled is not None and not spoiled.is_undone:
-            raise spoiled
+        if wrong is not None and not (isinstance(wrong, Spoiled) and wrong.is_undone):
+            return done, wrong
         for step in steps[len(done) :]:
             self._learner.drop(step.plan.index)
-            done.append(ev.Undone(step, str(spoiled or "")))
-            spoiled = None
-        return done
+            done.append(ev.Undone(step, str(wrong or "")))
+            wrong = None
+        return done, None
 
-    def _totals(self, steps: list[ev.Step]) -> tuple[list[Total], Spoiled | None]:
+    def _totals(self, steps: list[ev.Step]) -> tuple[list[Total], BaseException | None]:
         """What the steps come to, as far as they can be made one after another; and what was wrong then."""
         totals: list[Total] = []
         for number, step in enumerate(steps):
@@ -181,7 +191,8 @@ class Stepping:
 
     # --- back on the loop -------------------------------------------------------------------------
 
-    def _done(self, done: list[Applied | ev.Undone]) -> None:
+    def _done(self, outcome: _Done) -> None:
+        done, error = outcome
         applied = [each for each in done if isinstance(each, Applied)]
         for each in applied:
             self._loader.release(each.step.plan.keys)
@@ -192,3 +203,5 @@ class Stepping:
             # None is made after the first that was not.
             if isinstance(undone, ev.Undone):
                 self._undone(undone)
+        if error is not None:
+            self._failed(error)

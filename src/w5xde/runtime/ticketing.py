@@ -21,7 +21,7 @@ from typing import Any
 from w5xde.errors import UsageError
 from w5xde.runtime.qr import qr_lines
 from w5xde.runtime.tickets import LIFETIME_SECONDS, USES, NodeRow, TicketRegister, TicketRow
-from w5xde.ticket import shown
+from w5xde.ticket import join_line, shown
 
 _LIFETIME = re.compile(r"(\d{1,9})\s*([smhd]?)")
 _UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -66,8 +66,9 @@ def ticket_new(
     uses: int | None = USES,
     label: str = "",
     qr: bool = False,
+    job: str = "JOB",
 ) -> Told:
-    """Hand out a ticket. What is told holds its secret."""
+    """Hand out a ticket. What is told holds its secret. `job` is what nodes are to train."""
     ticket = TicketRegister(folder).new(now, lifetime_seconds=lifetime_seconds, uses=uses, label=label)
     text = ticket.to_text()
     data = {
@@ -83,7 +84,7 @@ def ticket_new(
     }
     until = f"until {_time(ticket.expires_at)}" if ticket.expires_at else "for ever"
     count = "any number of nodes" if uses is None else "one node" if uses == 1 else f"{uses} nodes"
-    lines = [f"w5xde join {text}", "", f"ticket {_short(ticket.id.hex())}: {count}, {until}"]
+    lines = [join_line(ticket, job), "", f"ticket {_short(ticket.id.hex())}: {count}, {until}"]
     if ticket.is_clear:
         lines.append("this run is in clear text: anybody on the way can read it, this ticket included")
     if qr:

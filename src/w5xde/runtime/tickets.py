@@ -161,8 +161,12 @@ class TicketRegister:
         def add(book: _Book) -> tuple[_Book, Ticket]:
             if book.entrance is None:
                 raise self._trouble("does not say where nodes come in", "start its coordinator first")
-            if len(book.tickets) >= TICKETS_MAX:
-                raise self._trouble(f"already has {TICKETS_MAX} tickets", "use one of them")
+            tickets = book.tickets
+            if len(tickets) >= TICKETS_MAX:
+                # Every start of a coordinator makes one; those that let nobody in any more can go.
+                tickets = {each: kept for each, kept in tickets.items() if kept.state(now) == "good"}
+            if len(tickets) >= TICKETS_MAX:
+                raise self._trouble(f"already has {TICKETS_MAX} tickets", "revoke some of them")
             ticket = Ticket(
                 addresses=book.entrance.addresses,
                 fingerprint=bytes.fromhex(book.entrance.fingerprint),
@@ -172,7 +176,7 @@ class TicketRegister:
                 is_clear=book.entrance.is_clear,
                 is_pki=book.entrance.is_pki,
             )
-            return msgspec.structs.replace(book, tickets={**book.tickets, row.id: row}), ticket
+            return msgspec.structs.replace(book, tickets={**tickets, row.id: row}), ticket
 
         return self._change(add)
 
@@ -257,6 +261,11 @@ class TicketRegister:
 
         self._change(add)
         return credential
+
+    def check_ticket(self, ticket_id: bytes, secret: bytes, now: float) -> TicketRow:
+        """The row of a ticket by which a node could come now; it is not used up. Refused otherwise."""
+        self.refresh()
+        return _check_ticket(self._book, ticket_id, secret, now)
 
     def admit_node(self, node_id: bytes, secret: bytes) -> NodeRow:
         """Let a node come back with its credential. Refused otherwise."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import socket
 import ssl
 import sys
 from pathlib import Path
@@ -38,6 +39,10 @@ NO_NAME = ""
 HANDSHAKE_ERRORS = (ssl.SSLError, ConnectionResetError, ConnectionAbortedError)
 # Before it, what was sent in clear before the handshake could be read as if it came after (CVE-2023-40217).
 PYTHON_MIN = (3, 11, 5)
+
+
+# For others to name what only this module makes.
+Context = ssl.SSLContext
 
 
 def check_python(version: tuple[int, int, int] = sys.version_info[:3]) -> None:
@@ -112,19 +117,44 @@ def client_context_pki(
     return context
 
 
+def context_to_look() -> ssl.SSLContext:
+    """Only to look: nothing is sent over it, and what was seen is worth nothing until it fits the pin."""
+    context = _context(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def shake_hands(sock: socket.socket, context: ssl.SSLContext, name: str, address: str) -> ssl.SSLSocket:
+    """TLS on a connection that blocks, or JoinError; the socket is closed if it did not come about."""
+    try:
+        return context.wrap_socket(sock, server_hostname=name or None)
+    except HANDSHAKE_ERRORS as error:
+        sock.close()
+        raise handshake_failed(address, error) from error
+    except BaseException:
+        sock.close()
+        raise
+
+
+def version_of(sock: socket.socket) -> str | None:
+    """The version of TLS that is spoken on it; None: it is in clear text."""
+    return sock.version() if isinstance(sock, ssl.SSLSocket) else None
+
+
 async def fetch_certificate(host: str, port: int, fingerprint: bytes) -> bytes:
     """The DER of the certificate with this fingerprint, from who answers there. JoinError: it is another.
 
     OSError and TimeoutError, if nobody answers, are the caller's: dialling has words for them.
     """
-    context = _context(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    # Only to look: nothing is sent over it, and what was seen is worth nothing until it fits the pin.
-    context.verify_mode = ssl.CERT_NONE
     address = f"{host}:{port}"
     try:
         _, writer = await asyncio.open_connection(
-            host, port, ssl=context, server_hostname=NO_NAME, ssl_handshake_timeout=HANDSHAKE_SECONDS
+            host,
+            port,
+            ssl=context_to_look(),
+            server_hostname=NO_NAME,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS,
         )
     except HANDSHAKE_ERRORS as error:
         raise handshake_failed(address, error) from error
@@ -156,7 +186,7 @@ def handshake_failed(address: str, error: OSError) -> JoinError:
             fix="get a new ticket from who runs the coordinator; for a certificate of your own see --tls-ca",
         )
     return JoinError(
-        f"no TLS 1.3 connection with {address} came about ({_reason(error)})",
+        f"no TLS 1.3 connection with {address} came about ({reason_of(error)})",
         code="W5-503",
         why="another program listens there, the run is in clear text, or it lets nobody else in for now",
         fix="check the address and the coordinator's log; a run started anew needs a new ticket",
@@ -179,7 +209,7 @@ def _load_own(context: ssl.SSLContext, cert: Path, key: Path | None) -> None:
         context.load_cert_chain(cert, key, password=ask)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"the certificate {cert} and its key cannot be used: {_reason(error)}",
+            f"the certificate {cert} and its key cannot be used: {reason_of(error)}",
             code="W5-505",
             fix="name PEM files that belong together with --tls-cert and --tls-key",
         ) from error
@@ -190,13 +220,14 @@ def _load_authority(context: ssl.SSLContext, ca: Path) -> None:
         context.load_verify_locations(cafile=ca)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"the authority {ca} cannot be used: {_reason(error)}",
+            f"the authority {ca} cannot be used: {reason_of(error)}",
             code="W5-505",
             fix="name a PEM file with its certificate with --tls-ca",
         ) from error
 
 
-def _reason(error: OSError | ValueError) -> str:
+def reason_of(error: OSError | ValueError) -> str:
+    """What went wrong, without what was tried."""
     if isinstance(error, ssl.SSLError):
         return error.reason or "not as TLS wants it"
     if isinstance(error, ConnectionResetError):

@@ -7,6 +7,7 @@ and sends large bodies in slices, so that no peer makes our memory grow. It deci
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import time
@@ -76,9 +77,14 @@ class Connection(asyncio.BufferedProtocol):
         self._unsent: list[Callable[[], None]] = []
         self._held = b""
         self._direct: socket.socket | None = None
+        # From how long on pieces are written around asyncio.
+        self._direct_bytes_min: float = DIRECT_BYTES_MIN
         self._is_paused = False
+        self._paused_at = 0.0
         self._is_closing = False
         self._reason = ""
+        # The code of what the peer did wrong, if it did.
+        self.fault = ""
 
     @property
     def limits(self) -> Limits:
@@ -88,12 +94,29 @@ class Connection(asyncio.BufferedProtocol):
     def limits(self, limits: Limits) -> None:
         self._decoder.limits = limits
 
+    @property
+    def stuck_since(self) -> float | None:
+        """Since when (monotonic) the peer has taken nothing of what waits for it; None: nothing waits."""
+        return self._paused_at if self._is_paused else None
+
+    @property
+    def frame_began(self) -> int | None:
+        """After how many bytes the frame began that is still arriving; None: none is."""
+        if self._body_since is not None:
+            return self._body_since[1]
+        return self.bytes_received - self._decoder.filled if self._decoder.filled else None
+
     # --- asyncio's side ---------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        # Told whenever asyncio holds anything back: then what we gave it must not change yet.
-        self._transport.set_write_buffer_limits(high=0)
+        # Told whenever asyncio holds anything back: then what we gave it must not change yet. Its TLS would
+        # tell us so at zero bytes too, and then never that it holds nothing.
+        is_secured = transport.get_extra_info("sslcontext") is not None
+        self._transport.set_write_buffer_limits(high=1 if is_secured else 0)
+        if is_secured:
+            # Writing to the socket itself would send clear text past TLS.
+            self._direct_bytes_min = math.inf
         address = transport.get_extra_info("peername")
         self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "this machine"
         self._configure(transport.get_extra_info("socket"))
@@ -114,7 +137,7 @@ class Connection(asyncio.BufferedProtocol):
                 if self.session.hear(message, len(body)):
                     self._heard(self, message, body)
         except RemoteProtocolError as error:
-            self._reason = error.what
+            self._reason, self.fault = error.what, error.code
             self.abort()
 
     def _measure(self) -> None:
@@ -148,7 +171,7 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def pause_writing(self) -> None:
-        self._is_paused = True
+        self._is_paused, self._paused_at = True, time.monotonic()
 
     def resume_writing(self) -> None:
         self._is_paused = False
@@ -222,7 +245,7 @@ class Connection(asyncio.BufferedProtocol):
                 piece = piece[self._direct.send(piece[:DIRECT_BYTES]) :]
         except BlockingIOError:
             if not self._is_paused:
-                self._is_paused = True
+                self.pause_writing()
                 loop.add_writer(self._direct, self._writable)
         except OSError as error:
             # asyncio sees the same when it reads, and tells; this only says it sooner.
@@ -262,7 +285,7 @@ class Connection(asyncio.BufferedProtocol):
     def _pump(self) -> None:
         while self._queue and not self._is_paused and self._transport is not None:
             piece, sent = self._queue.popleft()
-            if len(piece) >= DIRECT_BYTES_MIN and not self._transport.get_write_buffer_size():
+            if len(piece) >= self._direct_bytes_min and not self._transport.get_write_buffer_size():
                 rest = self._write_directly(piece)
                 if len(rest):
                     self._queue.appendleft((rest, sent))

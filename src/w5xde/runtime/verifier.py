@@ -20,7 +20,7 @@ from w5xde.learn.prepare import Prepared
 from w5xde.learn.second import SecondOpinion, task_of
 from w5xde.learn.trainer import Task
 from w5xde.runtime.actor import Actor
-from w5xde.runtime.reception import Peer
+from w5xde.runtime.peer import Peer
 from w5xde.tree import batch_seed
 
 # Parameters of so many versions are kept at most: each is as large as the model.

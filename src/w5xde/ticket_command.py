@@ -1,0 +1,89 @@
+"""`w5xde ticket`: hand out tickets of a run, list them, take them back, and keep a node out.
+
+Reads what was typed and shows what came of it; `runtime/ticketing.py` does it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from w5xde.config import Settings
+from w5xde.runs import find_run, read_manifest
+
+ABOUT = "hand out tickets of a run, list them, take them back, or keep a node out"
+_EXAMPLES = """examples:
+  w5xde ticket new latest                         one more line to join, for 24 hours and 100 nodes
+  w5xde ticket new tuesday --lifetime 7d --uses 1 --qr
+  w5xde ticket list tuesday                       all tickets, and the nodes that came by them
+  w5xde ticket revoke tuesday 3fa9c1d0            nobody else comes by it; who did stays
+  w5xde ticket ban tuesday lab-3                  this node goes, and does not come back"""
+_ACTIONS = {
+    "new": "make a ticket; this is the only time it is shown",
+    "list": "show all tickets and nodes of a run, without their secrets",
+    "revoke": "let nobody else in by a ticket",
+    "ban": "turn out a node and keep it out",
+}
+_ASKED = ("action", "run", "ticket", "node", "lifetime", "uses", "label", "qr", "turn_out", "reason")
+
+
+def add_ticket_parser(commands: Any) -> None:
+    """`ticket`, with its actions."""
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = commands.add_parser(
+        "ticket", help=ABOUT, description=ABOUT, epilog=_EXAMPLES, formatter_class=plain, allow_abbrev=False
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, about in _ACTIONS.items():
+        action = actions.add_parser(
+            name, help=about, description=about, epilog=_EXAMPLES, formatter_class=plain, allow_abbrev=False
+        )
+        action.add_argument("run", metavar="RUN", help="name of a run, its folder, or latest")
+        if name == "new":
+            action.add_argument("--lifetime", default="24h", help="24h, 90m, 7d or never (default: 24h)")
+            text = "how many nodes may come by it, or any (default: 100)"
+            action.add_argument("--uses", default="100", metavar="N", help=text)
+            action.add_argument("--label", default="", metavar="TEXT", help="to know it again in the list")
+            action.add_argument("--qr", action="store_true", help="show it as a QR code too")
+        elif name == "revoke":
+            action.add_argument("ticket", metavar="TICKET", help="its id in the list, or how that begins")
+            action.add_argument("--turn-out", action="store_true", help="who came by it must go as well")
+        elif name == "ban":
+            action.add_argument("node", metavar="NODE", help="its id in the list, or its name")
+            action.add_argument("--reason", default="", metavar="TEXT", help="what the node is told")
+        action.add_argument("--runs", help="folder in which runs are kept (default: runs)")
+        action.add_argument("--json", action="store_true", default=None, help="print one JSON object")
+
+
+def take_asked(given: dict[str, Any]) -> dict[str, Any]:
+    """What was typed, with all that is no setting in one place."""
+    asked = {key: given.pop(key) for key in _ASKED if key in given}
+    return {**given, "asked": asked}
+
+
+def run_ticket(settings: Settings, asked: dict[str, Any]) -> dict[str, Any]:
+    """Do it; returns what --json prints."""
+    from w5xde.runtime import ticketing
+
+    folder, now = find_run(settings.runs, asked["run"]), time.time()
+    match asked["action"]:
+        case "new":
+            told = ticketing.ticket_new(
+                folder,
+                now,
+                lifetime_seconds=ticketing.parse_lifetime(asked["lifetime"]),
+                uses=ticketing.parse_uses(asked["uses"]),
+                label=asked["label"],
+                qr=asked["qr"],
+                job=str(read_manifest(folder).get("job", "JOB")),
+            )
+        case "list":
+            told = ticketing.ticket_list(folder, now)
+        case "revoke":
+            told = ticketing.ticket_revoke(folder, asked["ticket"], now, turn_out=asked["turn_out"])
+        case _:
+            told = ticketing.ticket_ban(folder, asked["node"], now, reason=asked["reason"])
+    if not settings.json:
+        print("\n".join(told.lines))
+    return told.data

@@ -1,0 +1,142 @@
+"""A real pool to be attacked: a coordinator in a process of its own, with a node of its own that trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import w5xde
+from tests.system.harness import JOBS, PATIENCE_SECONDS, ended, events, forked, when_there
+from w5xde.messages import Hello, Message
+from w5xde.protocol.wire import Body, Decoder, Limits, encode
+from w5xde.runtime import tls
+from w5xde.runtime.tickets import TicketRegister
+from w5xde.ticket import Secret, Ticket, parse
+
+HERE = "127.0.0.1"
+ANSWER_LIMITS = Limits(1 << 20, 1 << 24)
+
+
+@dataclass
+class Attacked:
+    """A run that goes on while tests attack it."""
+
+    folder: Path
+    ticket: Ticket
+    pid: int
+    settings: dict[str, Any]
+
+    @property
+    def port(self) -> int:
+        return self.ticket.addresses[0][1]
+
+    @property
+    def register(self) -> TicketRegister:
+        return TicketRegister(self.folder)
+
+    def step(self) -> int:
+        """How far it is: by its metrics, which are written every second."""
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        return int(json.loads(lines[-1])["step"]) if lines else 0
+
+    def wait_for_step(self, step: int) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self.step() < step:
+            assert time.monotonic() < deadline, f"still at step {self.step()}"
+            time.sleep(0.05)
+
+    def stop(self) -> dict[str, Any]:
+        os.kill(self.pid, signal.SIGINT)
+        assert ended(self.pid) == 0
+        found: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text())["result"]
+        return found
+
+    def stop_and_compare(self, runs: Path) -> dict[str, Any]:
+        """End it; its weights are those of a run of as many steps that nobody attacked."""
+        self.wait_for_step(1)
+        result = self.stop()
+        alone = {**self.settings, "host": HERE, "name": "alone", "steps": result["steps"], "epochs": None}
+        again = w5xde.train(f"{JOBS}:job", runs=str(runs), **{**alone, "ticket_file": None})
+        assert again.summary["weights_sha256"] == result["weights_sha256"]
+        return result
+
+    def told(self) -> str:
+        return str(events(self.folder))
+
+    def wait_until_told(self, text: str) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while text not in self.told():
+            assert time.monotonic() < deadline, f"{text!r} is not in {self.told()}"
+            time.sleep(0.05)
+
+
+@contextmanager
+def attacked(tmp_path: Path, **more: Any) -> Iterator[Attacked]:
+    """A run that trains over TLS, dialled at this machine's own address."""
+    settings = {"host": "0.0.0.0", "nodes": 1, "epochs": 9999, "batch_size": 6, "batches_per_step": 4, **more}
+    file = tmp_path / "ticket"
+    settings |= {"ticket_file": str(file), "name": "mine", "port": 0}
+    job = more.pop("job", f"{JOBS}:slow")
+    settings.pop("job", None)
+    with forked(lambda: w5xde.serve(job, runs=str(tmp_path), **settings)) as pid:
+        ticket = parse(when_there(file).read_text())
+        here = replace(ticket, addresses=((HERE, ticket.addresses[0][1]),))
+        yield Attacked(tmp_path / "mine", here, pid, settings)
+
+
+class Stranger:
+    """A connection made by hand, from an address of its own on this machine."""
+
+    _count = 0
+
+    def __init__(
+        self, run: Attacked, *, source: str = "", host: str = HERE, context: ssl.SSLContext | None = None
+    ) -> None:
+        Stranger._count += 1
+        source = source or f"127.0.{1 + Stranger._count // 200}.{1 + Stranger._count % 200}"
+        near = (source, 0) if host == HERE else None
+        self.sock = socket.create_connection((host, run.port), 10, near)
+        self._run = run
+        if not run.ticket.is_clear:
+            self.sock = (context or tls.context_to_look()).wrap_socket(self.sock)
+        self._decoder = Decoder(ANSWER_LIMITS)
+        self._frames: list[tuple[Message, Body]] = []
+
+    def say(self, *messages: Message, body: bytes = b"") -> None:
+        self.sock.sendall(b"".join(encode(message, len(body)) for message in messages) + body)
+
+    def greet(self, **changes: Any) -> None:
+        proof = self._run.ticket.id + self._run.ticket.secret.reveal()
+        fields = {"protocol": 1, "package": "0", "name": "stranger", "ticket": proof}
+        self.say(Hello(**{**fields, **changes}))
+
+    def hear(self) -> Message | None:
+        """The next message; None: the other side hung up."""
+        while not self._frames:
+            try:
+                count = self.sock.recv_into(self._decoder.get_buffer())
+            except (ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
+                return None
+            if not count:
+                return None
+            self._frames += self._decoder.buffer_updated(count)
+        return self._frames.pop(0)[0]
+
+    def __enter__(self) -> Stranger:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.sock.close()
+
+
+def other_secret(ticket: Ticket) -> Ticket:
+    return replace(ticket, secret=Secret(bytes(16)))

@@ -1,0 +1,103 @@
+"""How many strangers may stand at the door, and what is told of them. Time comes in through the door."""
+
+from __future__ import annotations
+
+from w5xde.control import doorman as limits
+from w5xde.control.doorman import Doorman
+
+
+def knock(doorman: Doorman, address: str, now: float = 0.0, *, here: bool = False, tls: bool = False) -> str:
+    return doorman.knock(address, now, is_here=here, shakes_hands=tls)
+
+
+def test_one_address_takes_only_its_part_of_the_places():
+    doorman = Doorman()
+    outcomes = [knock(doorman, "a") for _ in range(100)]
+    assert outcomes.count("") == limits.STRANGERS_PER_ADDRESS_MAX
+    assert knock(doorman, "b") == ""
+    doorman.gone("a")
+    assert knock(doorman, "a") == ""
+    assert knock(doorman, "a") == "too many at a time"
+
+
+def test_this_machine_may_bring_more_but_not_all():
+    doorman = Doorman()
+    assert [knock(doorman, "127.0.0.1", here=True) for _ in range(99)].count("") == limits.STRANGERS_HERE_MAX
+    assert knock(doorman, "b") == ""
+
+
+def test_all_strangers_together_have_a_limit():
+    doorman = Doorman()
+    outcomes = [knock(doorman, f"a{number // 8}") for number in range(200)]
+    assert outcomes.count("") == limits.STRANGERS_MAX == doorman.strangers
+    assert outcomes[-1] == "too many strangers at a time"
+
+
+def test_handshakes_have_a_rate_and_clear_text_does_not():
+    doorman = Doorman()
+    begun = 0
+    for tenth in range(100):
+        if knock(doorman, "a", tenth / 10, tls=True) == "":
+            begun += 1
+            doorman.gone("a")
+        if knock(doorman, "a", tenth / 10, tls=True) == "":
+            begun += 1
+            doorman.gone("a")
+    assert begun <= limits.HANDSHAKES_AT_ONCE + 10 * limits.HANDSHAKES_PER_SECOND
+    assert begun >= 10 * limits.HANDSHAKES_PER_SECOND
+    for _ in range(1000):
+        assert knock(doorman, "b", 10.0) == ""
+        doorman.gone("b")
+
+
+def test_a_flood_from_everywhere_has_a_rate_too():
+    doorman = Doorman()
+    outcomes = []
+    for number in range(1000):
+        outcomes.append(knock(doorman, f"a{number}", 0.0, tls=True))
+        if not outcomes[-1]:
+            doorman.gone(f"a{number}")
+    assert outcomes.count("") == limits.HANDSHAKES_AT_ONCE_ALL
+
+
+def test_who_guesses_is_not_heard_for_a_minute():
+    doorman = Doorman()
+    for second in range(limits.FAILURES_MAX):
+        assert knock(doorman, "a", float(second)) == ""
+        doorman.gone("a")
+        doorman.failed("a", float(second))
+    assert knock(doorman, "a", 5.0) == "wrong secrets came from there"
+    assert knock(doorman, "b", 5.0) == ""
+    assert knock(doorman, "a", 5.0 + limits.SHUT_OUT_SECONDS) == ""
+
+
+def test_who_is_wrong_now_and_then_is_heard():
+    doorman = Doorman()
+    for minute in range(50):
+        doorman.failed("a", minute * 20.0)
+        assert knock(doorman, "a", minute * 20.0) == ""
+        doorman.gone("a")
+
+
+def test_a_thousand_of_one_kind_are_two_lines():
+    doorman = Doorman()
+    told = [doorman.is_news("a", "W5-113", 0.0) for _ in range(1000)]
+    assert told == [True] + [False] * 999
+    assert doorman.is_news("a", "W5-120", 0.0)
+    assert doorman.is_news("b", "W5-113", 0.0)
+    assert doorman.news(limits.NEWS_SECONDS - 1) == []
+    assert doorman.news(limits.NEWS_SECONDS) == [
+        "999 more connections were turned away from a within 60 s (W5-113)"
+    ]
+    assert doorman.news(10 * limits.NEWS_SECONDS) == []
+    assert doorman.is_news("a", "W5-113", 100.0)
+
+
+def test_what_is_remembered_has_a_limit():
+    doorman = Doorman()
+    knock(doorman, "first")
+    for number in range(3 * limits.ADDRESSES_MAX):
+        doorman.is_news(f"a{number}", "W5-113", 0.0)
+    assert len(doorman._addresses) <= limits.ADDRESSES_MAX
+    doorman.gone("first")
+    assert doorman.strangers == 0

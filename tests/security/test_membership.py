@@ -1,0 +1,155 @@
+"""Tickets expire and are revoked, nodes stay; one node is banned alone; a restart changes nothing of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+import w5xde
+from tests.security.pool import attacked
+from tests.system.harness import JOBS, command, ended, events, forked, run_json, when_there
+from w5xde.cli import main
+from w5xde.runtime.credentials import pool_of
+from w5xde.runtime.tickets import TicketRegister
+from w5xde.ticket import Ticket, parse
+
+
+def kept(state: Path, ticket: Ticket) -> Path:
+    return state / "nodes" / pool_of(ticket) / "00.json"
+
+
+def joins(folder: Path, node: str) -> int:
+    return sum(record["kind"] == "joined" and record["node"] == node for record in events(folder))
+
+
+def test_a_revoked_ticket_disconnects_nobody_and_a_ban_one_node_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs = ["--runs", str(tmp_path), "--json"]
+    with attacked(tmp_path) as run:
+        file = tmp_path / "here"
+        file.write_text(run.ticket.to_text())
+        states = {name: tmp_path / f"state-{name}" for name in ("good", "bad")}
+        with (
+            command(
+                "join", f"@{file}", f"{JOBS}:slow", "--name", "good", W5XDE_STATE=str(states["good"])
+            ) as good,
+            command(
+                "join", f"@{file}", f"{JOBS}:slow", "--name", "bad", W5XDE_STATE=str(states["bad"])
+            ) as bad,
+        ):
+            good.wait_for("joined mine as good")
+            bad.wait_for("joined mine as bad")
+            for name, state in states.items():
+                assert stat.S_IMODE(kept(state, run.ticket).stat().st_mode) == 0o600, name
+            assert main(["ticket", "list", "mine", *runs]) == 0
+            listed = json.loads(capfd.readouterr().out)
+            assert sorted(node["name"] for node in listed["nodes"]) == ["bad", "good"]
+            assert main(["ticket", "revoke", "mine", run.ticket.id.hex()[:8], *runs]) == 0
+            began = time.monotonic()
+            assert main(["ticket", "ban", "mine", "bad", "--reason", "it cheated", *runs]) == 0
+            capfd.readouterr()
+            assert bad.finish() == 10
+            assert time.monotonic() - began < 5.0, "a second or two, and the end of a process"
+            assert "error[W5-112]: the coordinator turned this node out" in bad.text
+            assert "banned from the run: it cheated" in bad.text
+            # It does not come back: neither as who it was, nor by a ticket that is revoked.
+            with command("join", f"@{file}", f"{JOBS}:slow", W5XDE_STATE=str(states["bad"])) as again:
+                assert again.finish() == 10
+            assert "error[W5-114]" in again.text
+            kept(states["bad"], run.ticket).unlink()
+            with command("join", f"@{file}", f"{JOBS}:slow", W5XDE_STATE=str(states["bad"])) as again:
+                assert again.finish() == 10
+            assert "error[W5-105]" in again.text
+            assert "good left" not in run.told()
+            good.process.send_signal(signal.SIGINT)
+            assert good.finish() == 0
+            # Who was let in once comes back, whatever became of the ticket.
+            with command("join", f"@{file}", f"{JOBS}:slow", W5XDE_STATE=str(states["good"])) as back:
+                back.wait_for("joined mine")
+                result = run.stop_and_compare(tmp_path)
+                assert back.finish() == 0
+        assert {node["name"] for node in result["nodes"]} >= {"local-1", "good", "bad"}
+
+
+def test_nodes_come_back_over_tls_to_a_coordinator_that_was_killed(tmp_path: Path) -> None:
+    """With their credentials: the ticket has been revoked meanwhile, and the certificate is the same."""
+    with (
+        attacked(tmp_path, checkpoint_every="2steps") as run,
+        forked(lambda: w5xde.join(run.ticket, f"{JOBS}:slow", node_name="guest", road="tcp")) as guest,
+    ):
+        run.wait_until_told("guest joined")
+        run.wait_for_step(3)
+        run.register.revoke(run.ticket.id.hex(), time.time())
+        os.kill(run.pid, signal.SIGKILL)
+        assert ended(run.pid) == -signal.SIGKILL
+        (tmp_path / "ticket").unlink()
+        resume = {"resume": "mine", "runs": str(tmp_path)}
+        with forked(lambda: w5xde.serve(f"{JOBS}:slow", **resume)) as second:
+            ticket = parse(when_there(tmp_path / "ticket").read_text())
+            assert ticket.fingerprint == run.ticket.fingerprint
+            assert ticket.addresses[0][1] == run.port, "the port of before, so that nodes find it"
+            deadline = time.monotonic() + 30
+            while joins(run.folder, "guest") < 2:
+                assert time.monotonic() < deadline, run.told()
+                time.sleep(0.05)
+            os.kill(second, signal.SIGINT)
+            assert ended(second) == 0
+        assert ended(guest) == 0
+    nodes = TicketRegister(run.folder).nodes()
+    assert [node.name for node in nodes] == ["guest"]
+    result = json.loads((run.folder / "manifest.json").read_text())["result"]
+    alone = {**run.settings, "host": "127.0.0.1", "name": "alone", "epochs": None, "ticket_file": None}
+    again = w5xde.train(f"{JOBS}:job", runs=str(tmp_path), **{**alone, "steps": result["steps"]})
+    assert again.summary["weights_sha256"] == result["weights_sha256"]
+
+
+def test_a_node_whose_credential_nobody_knows_any_more_comes_by_its_ticket(tmp_path: Path) -> None:
+    with attacked(tmp_path) as run:
+        state = tmp_path / "state"
+        file = tmp_path / "here"
+        file.write_text(run.ticket.to_text())
+        join = ["join", f"@{file}", f"{JOBS}:slow", "--name", "guest"]
+        with command(*join, W5XDE_STATE=str(state)) as node:
+            node.wait_for("joined mine")
+            node.process.send_signal(signal.SIGINT)
+            assert node.finish() == 0
+        # As if the run folder were a copy from before it came.
+        book = run.register
+        book._change(lambda found: (type(found)(entrance=found.entrance, tickets=found.tickets), None))
+        with command(*join, W5XDE_STATE=str(state)) as node:
+            node.wait_for("does not know this node any more; trying the ticket")
+            node.wait_for("joined mine")
+            run.stop()
+            assert node.finish() == 0
+
+
+def test_the_commands_of_tickets_tell_people_and_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    w5xde.train(f"{JOBS}:job", nodes=1, steps=1, name="mine", runs=str(tmp_path))
+    new = run_json("ticket", "new", "mine", "--runs", str(tmp_path), "--uses", "1", cwd=tmp_path)
+    assert parse(new["ticket"]).id.hex() == new["id"]
+    assert main(["ticket", "new", "mine", "--runs", str(tmp_path), "--lifetime", "7d"]) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.startswith("w5xde join w5")
+    assert line.endswith(f"{JOBS}:job")
+    assert main(["ticket", "list", "mine", "--runs", str(tmp_path)]) == 0
+    listed = capsys.readouterr().out
+    assert "printed at start" in listed
+    assert "0 of 1" in listed
+    assert new["ticket"] not in listed
+    for words, code in [
+        (["revoke", "mine", "ffffffff"], "W5-118"),
+        (["ban", "mine", "nobody"], "W5-118"),
+        (["new", "mine", "--lifetime", "soon"], "W5-117"),
+        (["list", "nowhere"], "W5-401"),
+    ]:
+        assert main(["ticket", *words, "--runs", str(tmp_path)]) != 0
+        assert f"error[{code}]" in capsys.readouterr().err
