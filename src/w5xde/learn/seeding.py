@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import numpy as np
+import numpy.random  # numpy loads it when it is first used: in each node for itself, if not here for all
 import torch
 
 _NUMPY_SEED_MASK = 2**32 - 1

@@ -176,11 +176,17 @@ class Door:
             sock.close()
             self._turned_away(address, reason, reason)
             return
-        coming = self._loop.create_task(
-            self._let_in(sock, Visit(address, self._doorman, is_here=is_near), context)
-        )
+        visit = Visit(address, self._doorman, is_here=is_near)
+        coming = self._loop.create_task(self._let_in(sock, visit, context))
         self._coming.add(coming)
-        coming.add_done_callback(self._coming.discard)
+
+        def came(task: asyncio.Task[None]) -> None:
+            self._coming.discard(task)
+            if task.cancelled():  # perhaps before it began
+                visit.over()
+                sock.close()
+
+        coming.add_done_callback(came)
 
     async def _let_in(self, sock: socket.socket, visit: Visit, context: tls.Context | None) -> None:
         seconds = tls.HANDSHAKE_SECONDS, tls.SHUTDOWN_SECONDS
@@ -197,9 +203,6 @@ class Door:
             visit.over()
             sock.close()
             self._turned_away(visit.address, "no TLS", f"no TLS 1.3 came about: {tls.reason_of(error)}")
-        except asyncio.CancelledError:
-            visit.over()
-            sock.close()
 
 
 def _bound(place: Place, port: int) -> socket.socket:
