@@ -85,6 +85,13 @@ class Directions:
     down: str
 
 
+def is_lossy(setting: str) -> bool:
+    """Whether what is sent so may arrive as other numbers."""
+    if setting in (AUTO, AUTO_LOSSY):
+        return setting == AUTO_LOSSY
+    return any(stage.name in LOSSY for stage in parse_spec(setting))
+
+
 def add_name(name: str, kind: Kind) -> None:
     """Let specs use a stage that somebody else brings along."""
     if not _STAGE.fullmatch(name) or name in (*_NAMES, NONE, AUTO):

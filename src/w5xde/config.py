@@ -29,6 +29,7 @@ NO_SETTINGS = {VARIABLE, STATE_VARIABLE}
 # A run's name is also a folder's name; both kinds of names are shown in terminals and logs.
 SHOWN_NAME = re.compile(NODE_NAME_PATTERN)
 
+NORM = re.compile(r"auto|off|(?=[^e]*[1-9])\d*\.?\d+(e[+-]?\d\d?)?")
 _EVERY = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|steps)")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -64,6 +65,15 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(description="async: updates are at most this many steps old (default: 48, or 4 for each node)"),
     ] = None
     clip_norm: Annotated[float | None, Meta(description="clip the gradient of a step to this norm")] = None
+    max_update_norm: Annotated[
+        float | str,
+        Meta(
+            description="updates beyond this norm are not believed: auto (ten times the usual), off, a number"
+        ),
+    ] = "auto"
+    verify: Annotated[
+        float, Meta(ge=0, le=1, description="share of the work that is computed again here, to find cheats")
+    ] = 0.0
     precision: Annotated[
         Literal["fp32", "bf16"], Meta(description="bf16: run the loss under bfloat16 autocast on the nodes")
     ] = "fp32"
@@ -175,6 +185,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"batches-per-step {self.batches_per_step} must be from 1 to 65536")
         if self.clip_norm is not None and not 0 < self.clip_norm < float("inf"):
             raise ValueError(f"clip-norm {self.clip_norm} must be a positive number")
+        if not NORM.fullmatch(str(self.max_update_norm)):
+            raise ValueError(f"max-update-norm {self.max_update_norm} must be auto, off or a positive number")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls-cert and tls-key go together")
         parse_every(self.checkpoint_every)
@@ -228,6 +240,7 @@ _TRAINING = [
     "compress",
     "recording",
 ]
+_TRUST = ["max_update_norm", "verify"]
 _SOCKETS = ["road", "socket_buffer", "tcp_nodelay", "tcp_keepalive", "tcp_quickack"]
 _TLS = ["tls_cert", "tls_key", "tls_ca"]
 _ENTRANCE = ["host", "port", "advertise", "ticket_file", "insecure", *_TLS]
@@ -243,8 +256,8 @@ _KEEPING = [
 ]
 _SHOWING = ["log", "json"]
 COMMAND_SETTINGS: dict[str, list[str]] = {
-    "train": [*_TRAINING, *_PLACE, *_KEEPING, *_SHOWING],
-    "serve": [*_TRAINING, *_PLACE, *_KEEPING, *_SHOWING],
+    "train": [*_TRAINING, *_TRUST, *_PLACE, *_KEEPING, *_SHOWING],
+    "serve": [*_TRAINING, *_TRUST, *_PLACE, *_KEEPING, *_SHOWING],
     "join": ["node_name", "device", "wait", *_TLS, *_SOCKETS, *_SHOWING],
     "ticket": ["runs", "json"],
     "demo": ["nodes", "name", "runs", *_SHOWING],

@@ -12,15 +12,17 @@ from #1. Time stands still except for `advance` (ticks come, everybody who is no
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
 
 from tests.control.invariants import check
 from w5xde.control import events as ev
-from w5xde.control.coordinator import TICK_SECONDS, CoordinatorCore, CoreSettings
+from w5xde.control.coordinator import TICK_SECONDS, CoordinatorCore
 from w5xde.control.leases import INCARNATION_SHIFT, Lease
 from w5xde.control.plan import Plan
+from w5xde.control.settings import CoreSettings
 from w5xde.tree import Span
 
 ARROW = "→"
@@ -80,6 +82,8 @@ class Teller:
                 evaluates=given.pop("evaluates", "no") == "yes",
                 skip_bad_batches=given.pop("skip", "no") == "yes",
                 save_steps=int(given.pop("save", "0")) or None,
+                max_update_norm=given.pop("norm", "off"),
+                verify=float(given.pop("verify", "0")),
             ),
         )
         if given:
@@ -87,12 +91,17 @@ class Teller:
         self.now = 100.0
         self._epoch = 0
         self._muted: list[str] = []
-        self._applying: deque[int] = deque()
+        self._applying: deque[ev.Step] = deque()
         self._words: dict[str, Callable[[list[str]], Iterator[str]]] = {
             "join": lambda words: self._say(ev.Joined(words[0])),
             "leave": lambda words: self._say(ev.Left(words[0], " ".join(words[1:]))),
             "answer": self._answer,
             "fail": lambda words: self._say(ev.Failed(words[0], lease(words[1]), " ".join(words[2:]))),
+            "spoil": lambda words: self._say(
+                ev.Failed(words[0], lease(words[1]), "its gradient is not finite", math.inf)
+            ),
+            "verified": lambda words: self._say(ev.Verified(words[0], lease(words[1]), " ".join(words[2:]))),
+            "undone": self._undone,
             "drop": lambda words: self._say(ev.Dropped(words[0], lease(words[1]))),
             "stepped": self._stepped,
             "saved": lambda words: self._say(ev.Saved(int(words[0]))),
@@ -118,19 +127,30 @@ class Teller:
         check(self.core)
         for effect in effects:
             if isinstance(effect, ev.Step):
-                self._applying.append(effect.plan.index)
+                self._applying.append(effect)
             yield in_words(effect)
 
     def _answer(self, words: list[str]) -> Iterator[str]:
-        """`answer a #1` or `answer a #1 in 200ms`: how long each of its batches took."""
+        """`answer a #1`, `answer a #1 in 200ms` (a batch took so long), `answer a #1 norm 2` (so large)."""
         node, number, *rest = words
         self.core.members.heard(node, self.now)
-        return self._say(ev.Answered(node, [lease(number)], seconds(rest[1]) if rest else BATCH_SECONDS))
+        said = dict(zip(rest[::2], rest[1::2], strict=True))
+        took = seconds(said["in"]) if "in" in said else BATCH_SECONDS
+        norms = [float(said["norm"])] if "norm" in said else []
+        return self._say(ev.Answered(node, [lease(number)], took, norms=norms))
 
     def _stepped(self, words: list[str]) -> Iterator[str]:
         if not self._applying:
             raise ValueError("no step is being applied")
-        return self._say(ev.Stepped([self._applying.popleft()]))
+        return self._say(ev.Stepped([self._applying.popleft().plan.index]))
+
+    def _undone(self, words: list[str]) -> Iterator[str]:
+        """`undone too large`: the learner could not make the next step, because of that; nor those after."""
+        first, *others = self._applying
+        self._applying.clear()
+        yield from self._say(ev.Undone(first, " ".join(words)))
+        for step in others:
+            yield from self._say(ev.Undone(step))
 
     def _discover(self, words: list[str]) -> Iterator[str]:
         """`discover 2 2 1 end`: a stream gives batches of these sizes, and its epoch ends."""
@@ -210,6 +230,10 @@ def in_words(effect: ev.Effect) -> str:
                 f"{batches(Span(start, stop))} by {node}" for start, stop, node, _ in effect.shares
             )
             return f"apply step {effect.plan.index} to v{effect.version}: {shares}"
+        case ev.Verify():
+            return f"verify {short(effect.lease.id)}"
+        case ev.Reopen():
+            return f"open step {effect.plan.index} again"
         case ev.Evaluate():
             return f"evaluate after {effect.step} steps"
         case ev.Close():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from w5xde.control import events as ev
-from w5xde.control.coordinator import ASIDE_IN_A_ROW_MAX, CoordinatorCore, CoreSettings
+from w5xde.control.coordinator import CoordinatorCore
+from w5xde.control.failures import ASIDE_IN_A_ROW_MAX
 from w5xde.control.plan import Plan
+from w5xde.control.settings import CoreSettings
 
 
 def core_of(batches: int) -> CoordinatorCore:

@@ -20,7 +20,7 @@ from tests.learn.jobs import SAMPLES, make, mlp, settings
 from tests.learn.pool import CPU, NODE_COUNTS, train_in_pool, welcome_of
 from w5xde.learn.checkpoint import model_file
 from w5xde.learn.enrol import prepare_node
-from w5xde.learn.learner import Contribution, Learner, NotFinite, weights_sha256
+from w5xde.learn.learner import Contribution, Learner, Spoiled, weights_sha256
 from w5xde.learn.prepare import prepare
 from w5xde.learn.trainer import Task
 from w5xde.tree import Span
@@ -122,9 +122,9 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing(spoil: float) -> No
     before = learner.weights_sha256()
     optimizer = copy.deepcopy(learner.optimizer.state_dict())
     bad = _contribution(learner, job, spoil)
-    assert not learner.is_finite(bad.vector)
+    assert not learner.gauge.is_finite(bad.vector)
     learner.fold(1, 1, Span(0, 1), bad)
-    with pytest.raises(NotFinite, match="step 2"):
+    with pytest.raises(Spoiled, match="step 2"):
         learner.apply(learner.total(1))
     assert learner.weights_sha256() == before
     assert learner.version == 1
@@ -137,9 +137,9 @@ def test_a_sum_that_overflows_is_found_though_each_part_was_finite() -> None:
     before = learner.weights_sha256()
     for batch in range(2):
         part = _contribution(learner, job, 3e38)
-        assert learner.is_finite(part.vector)
+        assert learner.gauge.is_finite(part.vector)
         learner.fold(0, 2, Span(batch, batch + 1), part)
-    with pytest.raises(NotFinite):
+    with pytest.raises(Spoiled):
         learner.apply(learner.total(0))
     assert learner.weights_sha256() == before
 

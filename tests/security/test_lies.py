@@ -52,5 +52,5 @@ def test_a_scale_that_makes_numbers_endless_never_reaches_the_model(scale):
     body[64:] = b"\x7f" * (len(body) - 64)
     body[:4] = struct.pack("<f", scale)
     raw = CodecReceiver("int8", groups, vector_bytes).decode("int8", memoryview(body))
-    assert not learner.is_finite(learner.vector(raw))
+    assert not learner.gauge.is_finite(learner.vector(raw))
     assert torch.equal(learner.flat.state, before)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tests.control.invariants import check
 from tests.sim.counter import Counter, Sum
@@ -139,7 +139,7 @@ class Books:
                     )
             case ev.Reject():
                 require(
-                    isinstance(event, ev.Answered | ev.Failed)
+                    isinstance(event, ev.Answered | ev.Failed | ev.Verified)
                     and event.node == effect.node
                     and effect.lease in leases_of(event),
                     f"{effect} answers {event}",
@@ -148,6 +148,8 @@ class Books:
                 held = self._outstanding.get(effect.lease)
                 if held is not None and held.node == effect.node:
                     del self._outstanding[effect.lease]
+                    if effect.reason.startswith("its norm"):
+                        self._has_failed(held)
             case ev.Fold():
                 self._may_fold(event, effect.lease)
             case ev.Step():
@@ -163,7 +165,12 @@ class Books:
                         silent > SILENCE_SECONDS - EPSILON_SECONDS,
                         f"{effect} after {silent:.2f} s of silence",
                     )
+                if "were bad" in effect.reason or "is wrong" in effect.reason:
+                    is_liar = "liar" in self._scenario.faults and effect.node.partition("-")[0] == "n0"
+                    require(is_liar, f"{effect}, who never lied")
                 self._gone(effect.node)
+            case ev.Reopen():
+                self._reopened(effect)
             case ev.Finish():
                 self._finished(effect)
             case ev.Expire():
@@ -226,8 +233,11 @@ class Books:
             self._hands[event.node].leases.difference_update(leases_of(event))
         lease = self._outstanding.get(event.lease) if isinstance(event, ev.Failed) else None
         if lease is not None and lease.node == event.node:
-            for batch in range(lease.span.start, lease.span.stop):
-                self._failures.setdefault((lease.step.index, batch), []).append(event.node)
+            self._has_failed(lease)
+
+    def _has_failed(self, lease: Lease) -> None:
+        for batch in range(lease.span.start, lease.span.stop):
+            self._failures.setdefault((lease.step.index, batch), []).append(lease.node)
 
     def _gone(self, node: str) -> None:
         self._hands.pop(node, None)
@@ -236,9 +246,9 @@ class Books:
     # --- folding and stepping ---------------------------------------------------------------------
 
     def _may_fold(self, event: ev.Event, lease: Lease) -> None:
-        require(isinstance(event, ev.Answered), f"{event} is no answer, but {lease} is folded")
-        if isinstance(event, ev.Answered):
-            is_its = event.node == lease.node and lease.id in event.leases
+        require(isinstance(event, ev.Answered | ev.Verified), f"{event} is no answer, but {lease} is folded")
+        if isinstance(event, ev.Answered | ev.Verified):
+            is_its = event.node == lease.node and lease.id in leases_of(event)
             require(is_its, f"{event} is folded as {lease}")
         require(self._outstanding.pop(lease.id, None) == lease, f"{lease} is folded, but is not outstanding")
         stale = self._version - lease.version
@@ -251,6 +261,13 @@ class Books:
         batches = range(lease.span.start, lease.span.stop)
         require(not there.issuperset(batches), f"step {lease.step.index} has every batch of {lease} already")
         there.update(batches)
+
+    def _reopened(self, effect: ev.Reopen) -> None:
+        """A step was decided and not made: neither was any after it, and what was lent on them is older."""
+        self._version = min(self._version, effect.version)
+        self._there.pop(effect.plan.index, None)
+        for number, lease in self._outstanding.items():
+            self._outstanding[number] = replace(lease, version=min(lease.version, self._version))
 
     def _may_set_aside(self, effect: ev.SetAside) -> None:
         plan, (start, stop) = effect.plan, effect.span
@@ -354,5 +371,5 @@ class Books:
             )
 
 
-def leases_of(event: ev.Answered | ev.Failed | ev.Dropped) -> Sequence[int]:
+def leases_of(event: ev.Answered | ev.Failed | ev.Verified | ev.Dropped) -> Sequence[int]:
     return event.leases if isinstance(event, ev.Answered) else [event.lease]

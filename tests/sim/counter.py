@@ -26,6 +26,10 @@ def batches_of(total: Any) -> list[int]:
     return batches_of(total[0]) + batches_of(total[1])
 
 
+# What a lie is made of: no sum at all.
+LIE: Sum = ("lie",)
+
+
 class Counter:
     """How often each sample counts."""
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.books import Books
-from tests.sim.counter import Counter, Sum
+from tests.sim.books import Books, require
+from tests.sim.counter import LIE, Counter, Sum
 from tests.sim.machine import Answer, Gate, Line, Machine, Params, Work
 from w5xde.control import events as ev
-from w5xde.control.coordinator import CoordinatorCore, CoreSettings
+from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.leases import Lease
 from w5xde.control.members import BEAT_SECONDS
 from w5xde.control.plan import Plan
+from w5xde.control.settings import CoreSettings
 from w5xde.runtime.begin import first_records
 from w5xde.runtime.keeper import Keeper
 from w5xde.runtime.restore import Restored, restore
@@ -65,15 +67,20 @@ class Desk:
             save_seconds=scenario.save_seconds,
             save_steps=scenario.save_steps,
             logs_steps=self.keeper.steps is not None,
+            max_update_norm=scenario.max_update_norm,
+            verify=scenario.verify,
         )
-        self.core = CoordinatorCore(plan, settings, self.restored.cut if self.restored is not None else None)
+        cut = self.restored.cut if self.restored is not None else None
+        self.core = CoordinatorCore(
+            plan, settings, cut, random.Random(f"{scenario.seed} verify {world.lives}")
+        )
         self.books = Books(
             self.core, scenario, self.counter, past.books if past is not None else None, world.now
         )
         self.finish: ev.Finish | None = None
         self.lines: list[Line] = []
         self._peers: dict[str, Line] = {}
-        self._incoming: dict[int, Sum] = {}
+        self._incoming: dict[tuple[str, int], Sum] = {}
         self._trees: dict[int, PairwiseTree[Sum | None]] = {}
         self._events: deque[ev.Event] = deque()
         self._is_dispatching = False
@@ -81,12 +88,14 @@ class Desk:
         self._beat_at = 0.0
         self._perform: dict[type, Callable[[Any], None]] = {
             ev.Assign: self._assign,
+            ev.Verify: self._verify,
             ev.Cancel: self._cancel,
             ev.Expire: lambda effect: None,
             ev.Reject: self._reject,
             ev.Fold: self._fold,
             ev.SetAside: self._set_aside,
             ev.Step: self._step,
+            ev.Reopen: self._reopen,
             ev.Save: lambda effect: self.keeper.save(effect.cut, {"meters": {}}, world.now),
             ev.Close: self._close,
             ev.Note: lambda effect: None,
@@ -196,7 +205,7 @@ class Desk:
             raise AssertionError(f"{line.name} answers {answers}, but was lent {leases}")
         batch_seconds = max(1e-9, (self._world.now - max(sent_at, line.answered_at)) / batches)
         line.answered_at = self._world.now
-        usable = [answer for answer in answers if not answer.failure and answer.total is not None]
+        usable = [a for a in answers if not a.failure and a.total is not None and a.norm < math.inf]
         together = self.keeper.steps is None and len(usable) > 1
         for answer in answers:
             self._disturb(line.name, answer)
@@ -217,6 +226,8 @@ class Desk:
     def answered(self, name: str, answer: Answer, batch_seconds: float) -> None:
         if answer.failure:
             self.tell(ev.Failed(name, answer.lease, answer.failure))
+        elif answer.norm == math.inf:
+            self.tell(ev.Failed(name, answer.lease, "its gradient is not finite", math.inf))
         elif answer.total is None:
             self.tell(ev.Dropped(name, answer.lease))
         else:
@@ -227,8 +238,9 @@ class Desk:
             if answer.total is None:
                 raise AssertionError(f"{answer} is no answer")
             self._world.remember(name, answer)
-            self._incoming[answer.lease] = answer.total
-        self.tell(ev.Answered(name, [answer.lease for answer in answers], batch_seconds))
+            self._incoming[name, answer.lease] = answer.total
+        norms = [answer.norm for answer in answers]
+        self.tell(ev.Answered(name, [answer.lease for answer in answers], batch_seconds, norms=norms))
 
     # --- what the core wants ----------------------------------------------------------------------
 
@@ -250,7 +262,7 @@ class Desk:
         if not wanted or not line.is_open_at_desk:
             return
         if line.version is None or line.version < wanted[0].version:
-            line.version = self.core.version
+            line.version = self.counter.version
             line.to_node(line.machine.given, Params(line.version))
         batches = sum(lease.span.count for lease in wanted)
         line.works.append(([lease.id for lease in wanted], batches, self._world.now))
@@ -261,14 +273,21 @@ class Desk:
         if line is not None:
             line.to_node(line.machine.cancelled, effect.leases)
 
+    def _verify(self, effect: ev.Verify) -> None:
+        lease = effect.lease
+        wrong = "it is a lie" if self._incoming[lease.node, lease.id] == LIE else ""
+        seconds = self._rng.uniform(0, self._scenario.verifying_seconds)
+        self.later(seconds, self.tell, ev.Verified(lease.node, lease.id, wrong))
+
     def _reject(self, effect: ev.Reject) -> None:
-        self._incoming.pop(effect.lease, None)
+        self._incoming.pop((effect.node, effect.lease), None)
         line = self._peers.get(effect.node)
         if line is not None:
             line.to_node(line.machine.heard)
 
     def _fold(self, effect: ev.Fold) -> None:
-        total = self._incoming.pop(effect.lease.id)
+        total = self._incoming.pop((effect.lease.node, effect.lease.id))
+        require(total != LIE, f"a lie is folded: {effect}")
         self.books.folded(effect.lease)
         self._put(effect.lease.step.index, effect.lease.step.count, effect.lease.span, total)
 
@@ -284,6 +303,12 @@ class Desk:
         total = self._trees.pop(plan.index).take(Span(0, plan.count))
         if total is None:
             raise AssertionError(f"nothing came for {plan}")
+        if effect.version != self.counter.version:
+            self._told_by_learner(ev.Undone(effect))
+            return
+        if self._world.spoils(plan.index):
+            self._told_by_learner(ev.Undone(effect, f"step {plan.index} is spoiled"))
+            return
         self.books.summed(effect, total)
         is_durable = False
         if self.keeper.steps is not None:
@@ -293,13 +318,19 @@ class Desk:
             self._world.point("logged")
         self.counter.apply(effect, total)
         self.books.applied(effect, self._world.now)
+        self._told_by_learner(ev.Stepped([plan.index], is_durable))
+
+    def _told_by_learner(self, event: ev.Event) -> None:
         seconds = self._rng.uniform(0, self._scenario.learner_seconds)
-        stepped = ev.Stepped([plan.index], is_durable)
         if not seconds:
-            self.tell(stepped)
+            self.tell(event)
             return
         self._learner_free_at = max(self._world.now, self._learner_free_at) + seconds
-        self._world.at(self._learner_free_at, self.gate.enter, self.tell, stepped)
+        self._world.at(self._learner_free_at, self.gate.enter, self.tell, event)
+
+    def _reopen(self, effect: ev.Reopen) -> None:
+        for span in effect.empty:
+            self._put(effect.plan.index, effect.plan.count, span, None)
 
     @property
     def learner_seconds(self) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.sim.books import canonical, require
-from tests.sim.counter import Sum
+from tests.sim.counter import LIE, Sum
 from w5xde.control import node as nd
 from w5xde.control.leases import Lease
 
@@ -37,6 +37,8 @@ class Answer(NamedTuple):
     lease: int
     total: Sum | None = None
     failure: str = ""
+    # How large it is; infinite if it is not finite.
+    norm: float = 0.0
 
 
 class Gate:
@@ -272,7 +274,11 @@ class Machine:
             first = lease.step.first
             span = lease.span
             total = canonical(lease.step.epoch, first + span.start, first + span.stop, self._version)
-            answer = Answer(lease.id, total)
+            lie = self._world.lie(self)
+            if lie:
+                answer = Answer(lease.id, LIE, norm=lie)
+            else:
+                answer = Answer(lease.id, total, norm=self._world.scenario.norm(lease))
         uneven = self._rng.uniform(-1, 1) * self._world.scenario.unevenness
         self._after(
             self.batch_seconds * lease.span.count * max(0.1, 1 + uneven),

@@ -7,8 +7,11 @@ all on hide one another. Decides nothing and runs nothing.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from w5xde.control.leases import Lease
 
 FAULTS = (
     "crash",  # a node's process dies, and mostly comes back
@@ -31,7 +34,12 @@ FAULTS = (
     "full",  # the disk is full, or cannot sync, for a while
     "rot",  # bits of the newest checkpoint flip while the coordinator is dead
     "revenant",  # answers to leases of an earlier life come in a later one
+    "liar",  # a node whose updates are now and then not finite, or far too large
+    "steep",  # batches whose gradients are honestly far larger than the others'
+    "spoiled",  # a step that would leave numbers that are not finite, and is undone
 )
+# Faults of numbers have a chance of their own, so that a seed's other faults do not depend on them.
+_OF_NUMBERS = ("liar", "steep", "spoiled")
 _DEADLY = ("rot", "revenant", "failure", "broken", "cut")
 # Few enough for a seed to take milliseconds, many enough for several steps of any size.
 BATCHES_MAX = 160
@@ -85,6 +93,11 @@ class Scenario:
     joins_at: tuple[float, ...] = ()
     failure_chance: float = 0.0
     loss_chance: float = 0.0
+    # The largest norm that is believed; honest ones are about 1, steep ones 50, those of lies more.
+    max_update_norm: str = "off"
+    # The share of leases that is computed again, and how long that takes at most.
+    verify: float = 0.0
+    verifying_seconds: float = 0.0
     # What is kept, and how long writing it and starting again take.
     durability: str = "checkpoint"
     save_seconds: float | None = None
@@ -107,6 +120,16 @@ class Scenario:
         ]
         object.__setattr__(self, "steps", tuple(found[: self.step_limit]))
 
+    def norm(self, lease: Lease) -> float:
+        """How large an honest update for this lease is: one in five batches may be steep."""
+        norms = []
+        for place in range(*lease.span):
+            chance = random.Random(f"{self.seed} {lease.step.epoch} {lease.step.first + place}")
+            is_steep = "steep" in self.faults and chance.random() < 0.2
+            share = lease.step.sizes[place] / lease.step.samples
+            norms.append(share * chance.uniform(0.8, 1.2) * (50.0 if is_steep else 1.0))
+        return sum(norms)
+
     @property
     def batches(self) -> int:
         return sum(len(sizes) for _, _, sizes in self.steps)
@@ -120,6 +143,7 @@ class Scenario:
     def deadline(self) -> float:
         """When a run must be over if one node is healthy from `quiet_at` on, the slowest and all alone."""
         slowest = (max(self.nodes) + 4 * self.delay_seconds) * (1 + self.unevenness)
+        slowest += self.verifying_seconds * (self.verify > 0)
         overheads = len(self.steps) * (self.learner_seconds + self.reading_seconds + 4 * self.delay_seconds)
         if self.loss_chance:
             slowest += 4.0 * self.loss_chance
@@ -134,7 +158,8 @@ class Scenario:
         rng = random.Random(seed)
         if seed % 4 == 3:
             return _deadly(seed, rng)
-        faults = tuple(kind for kind in FAULTS if rng.random() < 0.5)
+        numbers = random.Random(f"{seed} numbers")
+        faults = _faults(rng, numbers, lambda kind: 0.5)
         batch_seconds = _pool(rng, faults)
         step_batches = rng.choice((1, 1, 2, 3, 4, 5, 7, 8, 8, 13, 16, 32, 64))
         batch_size = rng.randint(1, 4)
@@ -170,6 +195,9 @@ class Scenario:
             joins_at=tuple(late) if "late" in faults else (),
             failure_chance=rng.choice((0.01, 0.1)) if "failure" in faults else 0.0,
             loss_chance=rng.uniform(0.0, 0.3) if "loss" in faults else 0.0,
+            max_update_norm=numbers.choice(("auto", "100")),
+            verify=numbers.choice((0.0, 0.0, 0.3, 1.0)),
+            verifying_seconds=numbers.choice((0.0, 0.05, 1.0)),
             durability=rng.choice(("checkpoint", "step")),
             save_seconds=None if save_steps else rng.choice((0.1, 1.0, 30.0)),
             save_steps=save_steps,
@@ -181,9 +209,20 @@ class Scenario:
         )
 
 
+def _faults(rng: random.Random, numbers: random.Random, chance: Callable[[str], float]) -> tuple[str, ...]:
+    return tuple(kind for kind in FAULTS if (numbers if kind in _OF_NUMBERS else rng).random() < chance(kind))
+
+
 def _deadly(seed: int, rng: random.Random) -> Scenario:
     """A short run on a bad disk whose coordinator dies again and again: all that is rare elsewhere."""
-    faults = tuple(kind for kind in FAULTS if rng.random() < (0.8 if kind in _DEADLY else 0.3))
+    numbers = random.Random(f"{seed} numbers")
+    # In every other one the numbers are sound: what a disk forgets shows rarely enough as it is.
+    is_sound = seed // 4 % 2 == 1
+    faults = _faults(
+        rng,
+        numbers,
+        lambda kind: 0.8 if kind in _DEADLY else 0.0 if is_sound and kind in _OF_NUMBERS else 0.3,
+    )
     batches = rng.randint(2, 8)
     batch_seconds = tuple(rng.uniform(0.05, 0.2) for _ in range(rng.randint(1, 3)))
     expected = 2 * batches / sum(1 / seconds for seconds in batch_seconds)
@@ -207,6 +246,9 @@ def _deadly(seed: int, rng: random.Random) -> Scenario:
             *(Blow(rng.uniform(0, 2 * expected), trouble, 0, rng.uniform(0.05, 0.5)) for _ in range(3)),
         ),
         failure_chance=0.2 if "failure" in faults else 0.0,
+        max_update_norm="off" if is_sound else numbers.choice(("auto", "100")),
+        verify=0.0 if is_sound else numbers.choice((0.0, 0.0, 0.3, 1.0)),
+        verifying_seconds=numbers.choice((0.0, 0.1)),
         durability=rng.choice(("checkpoint", "step", "step")),
         save_seconds=None,
         save_steps=rng.choice((1, 3)),

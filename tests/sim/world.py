@@ -77,6 +77,7 @@ class World:
         self._durable_steps = 0
         self._is_rotten = False
         self._was_aside = False
+        self._spoiled: set[int] = set()
         self._deadline = scenario.deadline
         self.disk = VirtualDisk(random.Random(f"{scenario.seed} disk"), self.point)
         # The one that lives, and the last that lived.
@@ -303,6 +304,23 @@ class World:
             return 0.0
         is_broken = "broken" in self.scenario.faults and machine is self.machines[-1]
         return 1.0 if is_broken else self.scenario.failure_chance
+
+    def lie(self, machine: Machine) -> float:
+        """How large a lie that machine tells now; 0: it is honest."""
+        is_liar = "liar" in self.scenario.faults and machine is self.machines[0]
+        if not is_liar or self._is_calm or self._rng.random() < 0.7:
+            return 0.0
+        if self.scenario.verify == 1.0:
+            return self._rng.choice((math.inf, 1.0))  # it looks like any other
+        # What is usual takes a while to be learned: until then only a limit that is a number knows better.
+        return math.inf if self.scenario.max_update_norm == "auto" else self._rng.choice((math.inf, 1e6))
+
+    def spoils(self, step: int) -> bool:
+        """Whether the learner cannot make this step, the first time it tries."""
+        if "spoiled" not in self.scenario.faults or step in self._spoiled or self._rng.random() < 0.9:
+            return False
+        self._spoiled.add(step)
+        return True
 
     def _calm(self) -> None:
         """No more faults; one node at least is there."""

@@ -6,51 +6,42 @@ very code: `for effect in core.handle(event, now): perform(effect)`.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from w5xde.control import events as ev
-from w5xde.control.cut import Accounts, Aside, Cut, Progress
+from w5xde.control.amends import Amends
+from w5xde.control.cut import Accounts, Cut, Progress
+from w5xde.control.failures import Failures
 from w5xde.control.freely import Async
+from w5xde.control.judge import Judge
 from w5xde.control.leases import Lease, Leases
 from w5xde.control.members import Member, Members
 from w5xde.control.modes import Mode, Sync
 from w5xde.control.plan import Plan
 from w5xde.control.saving import Saver
+from w5xde.control.settings import CoreSettings
 from w5xde.control.tally import Tally
+from w5xde.control.verification import Verification
 from w5xde.control.work import StepWork
 from w5xde.tree import Span
 
 # Fine enough to overtake a late batch soon, coarse enough to cost nothing.
 TICK_SECONDS = 0.1
-# A node on which this many leases in a row fail, while others manage, is broken.
-FAILURES_IN_A_ROW_MAX = 5
-# If this many batches are set aside and none succeeds in between, it is not the batches.
-ASIDE_IN_A_ROW_MAX = 20
-
-
-@dataclass(frozen=True, slots=True)
-class CoreSettings:
-    """What the core must know of the run's settings."""
-
-    mode: str
-    staleness: int | None = None
-    seconds: float | None = None
-    evaluate_every: int | None = None
-    evaluates: bool = False
-    incarnation: int = 1
-    skip_bad_batches: bool = False
-    save_seconds: float | None = None
-    save_steps: int | None = None
-    logs_steps: bool = False
 
 
 class CoordinatorCore:
     """All decisions of a run, as one state machine."""
 
-    def __init__(self, plan: Plan, settings: CoreSettings, cut: Cut | None = None) -> None:
-        """A new run, or with the cut of an earlier life the rest of one."""
+    def __init__(
+        self,
+        plan: Plan,
+        settings: CoreSettings,
+        cut: Cut | None = None,
+        chance: random.Random | None = None,
+    ) -> None:
+        """A new run, or with the cut of an earlier life the rest of one. `chance`: what nobody foresees."""
         self.plan = plan
         self.members = Members()
         self.leases = Leases(settings.incarnation)
@@ -66,7 +57,12 @@ class CoordinatorCore:
         self.is_finished = False
         self._settings = settings
         self._stop_reason = ""
-        self._aside_in_a_row = 0
+        self._judge = Judge(settings.max_update_norm)
+        self._failures = Failures(self.mode, self.members, self.leases, self.tally, self._judge)
+        self._verification = Verification(settings.verify, chance, self.leases)
+        self._amends = Amends(self.mode, self.leases, self.tally, self._verification)
+        # Steps that were undone once.
+        self._undone: set[int] = set()
         # To be said as soon as somebody listens.
         self._opening: list[ev.Effect] = []
         self._seconds_before = 0.0
@@ -78,9 +74,11 @@ class CoordinatorCore:
             ev.Left: self._left,
             ev.Answered: self._answered,
             ev.Failed: self._failed,
+            ev.Verified: self._verified,
             ev.Dropped: self._dropped,
             ev.Discovered: self._discovered,
             ev.Stepped: self._stepped,
+            ev.Undone: self._undo,
             ev.Saved: self._saved,
             ev.SaveFailed: self._save_failed,
             ev.Broke: self._broke,
@@ -91,7 +89,9 @@ class CoordinatorCore:
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Everything that should happen because of this event, in order."""
         if self.is_finished:
-            # What was decided before the end is still applied, and counts.
+            # What was decided before the end is still applied, and counts, or is undone, and does not.
+            if isinstance(event, ev.Undone):
+                return self._reopen(event)
             return self._count_steps(event) if isinstance(event, ev.Stepped) else []
         opening, self._opening = self._opening, []
         effects = self._handlers[type(event)](event, now)
@@ -109,6 +109,7 @@ class CoordinatorCore:
 
     def _joined(self, event: ev.Joined, now: float) -> list[ev.Effect]:
         member = self.members.join(event.node, now, event.machine, event.slots)
+        self._verification.joined(event.node)
         return [ev.Note("joined", f"{event.node} joined", {"node": event.node}), *self._lend([member], now)]
 
     def _left(self, event: ev.Left, now: float) -> list[ev.Effect]:
@@ -161,84 +162,83 @@ class CoordinatorCore:
 
     def _answered(self, event: ev.Answered, now: float) -> list[ev.Effect]:
         effects: list[ev.Effect] = []
-        for number in event.leases:
+        norms = event.norms or [0.0] * len(event.leases)
+        for number, norm in zip(event.leases, norms, strict=True):
             if self.is_finished:
                 return effects
-            self._take(event.node, number, now, effects)
+            self._take(event.node, number, norm, now, effects)
         member = self.members.get(event.node)
         if member is not None:
             self.members.measured(member, event.batch_seconds, event.compute_seconds, event.core_share)
             effects += self._lend([member], now)
         return effects
 
-    def _take(self, node: str, number: int, now: float, effects: list[ev.Effect]) -> None:
+    def _take(self, node: str, number: int, norm: float, now: float, effects: list[ev.Effect]) -> None:
         """The answer to one lease: what is to happen with it."""
+        held = self.leases.get(number) if self._verification.holds_back(number) else None
+        if held is not None and held.node == node:
+            # The lease stays what it is meanwhile: it may even be overtaken, or its node go.
+            effects += [ev.Verify(held)] if self._verification.begin(number, norm) else []
+            return
         lease, member = self._settle(node, number, now)
         if isinstance(lease, str):
             effects.append(ev.Reject(node, number, lease, fenced=True))
             return
-        if member is not None:
-            member.failures_in_a_row = 0
-        self._aside_in_a_row = 0
         reason = self.mode.admit(lease, self.version)
         if reason:
+            self._failures.none(member)
             self.mode.give_back(lease)
             effects.append(ev.Reject(node, number, reason))
             return
+        doubt = self._judge.doubt(lease, norm, is_alone=len(self.members) == 1)
+        if doubt:
+            effects += self._fail(lease, member, doubt, norm, now)
+            return
+        self._failures.none(member)
         effects.append(ev.Fold(lease, self.version - lease.version))
         complete = self.mode.take(lease)
         if complete is not None:
-            effects += self._step(complete)
+            effects += self._step(complete, now)
+
+    def _verified(self, event: ev.Verified, now: float) -> list[ev.Effect]:
+        norm = self._verification.end(event.lease)
+        if event.wrong:
+            lease, _ = self._settle(event.node, event.lease, now)
+            reason = f"an update of it was computed again, and is wrong: {event.wrong}"
+            told = self._amends.convict(event, lease, reason, self.version)
+            return told + (self._turn_out(event.node, reason, now) if event.node in self.members else [])
+        effects: list[ev.Effect] = []
+        self._take(event.node, event.lease, norm, now, effects)
+        return effects + ([] if self.is_finished else self._lend_to(self.members.get(event.node), now))
 
     def _failed(self, event: ev.Failed, now: float) -> list[ev.Effect]:
         lease, member = self._settle(event.node, event.lease, now)
         if isinstance(lease, str):
             return [ev.Reject(event.node, event.lease, lease, fenced=True), *self._lend_to(member, now)]
-        work = self.mode.give_back(lease, failed=True)
-        where = lease.where
-        effects: list[ev.Effect] = [
-            ev.Reject(event.node, event.lease, event.reason),
-            ev.Note(
-                "failed", f"{event.node} could not compute {where}: {event.reason}", {"node": event.node}
-            ),
-        ]
-        others = self.leases.of_step(lease.step.index)
-        if work is not None and work.is_hopeless(lease.span, self.members, others):
-            effects += self._set_aside(work, lease, event.reason, where)
+        return self._fail(lease, member, event.reason, event.norm, now)
+
+    def _fail(
+        self, lease: Lease, member: Member | None, reason: str, norm: float | None, now: float
+    ) -> list[ev.Effect]:
+        effects, hopeless = self._failures.failed(lease, reason, norm)
+        if hopeless is not None:
+            effects += self._set_aside(hopeless, lease, reason, now)
             if self.is_finished:
                 return effects
-        if member is not None:
-            member.failures_in_a_row += 1
-            if member.failures_in_a_row >= FAILURES_IN_A_ROW_MAX and len(self.members) > 1:
-                reason = f"{member.failures_in_a_row} leases in a row failed there"
-                return [
-                    *effects,
-                    ev.Close(member.name, reason, for_good=True),
-                    *self._left(ev.Left(member.name, reason), now),
-                ]
+        # A node that was refused is judged when others have computed the same.
+        broken = self._failures.is_broken(member) if member is not None and norm is None else ""
+        if broken:
+            return effects + self._turn_out(lease.node, broken, now)
         return effects + self._lend(self.members, now)
 
-    def _set_aside(self, work: StepWork, lease: Lease, reason: str, where: str) -> list[ev.Effect]:
-        """Nobody can compute this batch: go on without it, and say so."""
-        self._aside_in_a_row += 1
-        if self._aside_in_a_row >= ASIDE_IN_A_ROW_MAX:
-            before = f"like {self._aside_in_a_row - 1} before it"
-            return self._finish("", error=f"{where} fails wherever it is tried, {before}: {reason}")
-        step, nodes = lease.step, sorted(set(work.failures[lease.span]))
-        self.accounts.aside += [
-            Aside(step.epoch, step.first + i, step.sizes[i], reason, tuple(nodes))
-            for i in range(lease.span.start, lease.span.stop)
-        ]
-        effects: list[ev.Effect] = [
-            ev.SetAside(step, lease.span, reason, nodes),
-            ev.Note(
-                "bad batch",
-                f"{where} is set aside: it fails wherever it is tried ({reason})",
-                {"nodes": nodes},
-            ),
-        ]
-        complete = self.mode.set_aside(step.index, lease.span)
-        return effects + (self._step(complete) if complete is not None else [])
+    def _set_aside(self, work: StepWork, lease: Lease, reason: str, now: float) -> list[ev.Effect]:
+        effects = self._failures.set_aside(work, lease, reason)
+        self.is_finished = isinstance(effects[-1], ev.Finish)
+        complete = None if self.is_finished else self.mode.set_aside(lease.step.index, lease.span)
+        return effects + (self._step(complete, now) if complete is not None else [])
+
+    def _turn_out(self, node: str, reason: str, now: float) -> list[ev.Effect]:
+        return [ev.Close(node, reason, for_good=True), *self._left(ev.Left(node, reason), now)]
 
     def _dropped(self, event: ev.Dropped, now: float) -> list[ev.Effect]:
         lease, member = self._settle(event.node, event.lease, now)
@@ -256,14 +256,11 @@ class CoordinatorCore:
 
     # --- steps ------------------------------------------------------------------------------------
 
-    def _step(self, work: StepWork) -> list[ev.Effect]:
+    def _step(self, work: StepWork, now: float) -> list[ev.Effect]:
         step = work.plan
-        needless: dict[str, list[int]] = {}
-        for lease in self.leases.of_step(step.index):
-            self.leases.end(lease)
-            needless.setdefault(lease.node, []).append(lease.id)
-        effects: list[ev.Effect] = [ev.Cancel(node, leases) for node, leases in needless.items()]
-        shares = work.tree.take(Span(0, step.count))
+        effects = self._amends.end_leases(step.index)
+        shares = work.tree.take(Span(0, step.count)) or []
+        told, out = self._failures.blame(step.index, shares)
         if not shares:
             # Every batch of it is set aside: there is nothing to apply.
             self.mode.stepped(step.index)
@@ -271,8 +268,30 @@ class CoordinatorCore:
             return effects + self._end_epoch(step.epoch) + self._finish_if_settled()
         decided = ev.Step(step, self.version, shares)
         self.tally.decide(decided)
+        self._verification.applied(shares)
         self.version += 1
-        return [*effects, decided]
+        effects += [decided, *told]
+        for node, reason in out.items():
+            effects += self._turn_out(node, reason, now)
+        return effects
+
+    def _undo(self, event: ev.Undone, now: float) -> list[ev.Effect]:
+        """The learner is as it was before the step: lend its batches again, but not for ever."""
+        index = event.step.plan.index
+        if event.reason and index in self._undone:
+            return [
+                *self._reopen(event),
+                *self._finish("", error=f"{event.reason}, and once more when tried again"),
+            ]
+        if event.reason:
+            self._undone.add(index)
+        return [*self._reopen(event), *self._lend(self.members, now)]
+
+    def _reopen(self, event: ev.Undone) -> list[ev.Effect]:
+        effects = self._amends.undo(event)
+        if effects:
+            self.version = event.step.version
+        return effects
 
     def _stepped(self, event: ev.Stepped, now: float) -> list[ev.Effect]:
         before = self.progress.steps
@@ -301,21 +320,9 @@ class CoordinatorCore:
         return effects
 
     def _end_epoch(self, epoch: int) -> list[ev.Effect]:
-        """What is to be said if that was the last of an epoch."""
-        if not self.accounts.is_over(epoch):
-            return []
-        aside = self.accounts.aside_of(epoch)
-        if not self.tally.complete(epoch):
-            if self.is_finished:
-                return []
-            batches = ", ".join(str(each.batch) for each in aside)
-            text = (
-                f"epoch {epoch + 1} is not complete: batch{'es' * (len(aside) > 1)} {batches} failed wherever"
-            )
-            return self._finish("", error=f"{text} tried ({aside[0].reason})")
-        without = f" without {len(aside)} that failed" if aside else ""
-        facts = {"epoch": epoch + 1, "aside": [each.batch for each in aside]}
-        return [ev.Note("epoch", f"epoch {epoch + 1} is complete{without}", facts)]
+        told = self.tally.end(epoch, is_finished=self.is_finished)
+        self.is_finished |= any(isinstance(each, ev.Finish) for each in told)
+        return told
 
     def _discovered(self, event: ev.Discovered, now: float) -> list[ev.Effect]:
         self.plan.discovered(event.epoch, event.samples)
@@ -390,4 +397,4 @@ class CoordinatorCore:
         granted = self.mode.grants(candidates, self.version, now)
         if granted and self.started_at is None:
             self.started_at = now
-        return [ev.Assign(leases[0].node, leases) for leases in granted]
+        return [ev.Assign(each[0].node, each, self._verification.choose(each)) for each in granted]

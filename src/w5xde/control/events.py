@@ -49,15 +49,27 @@ class Answered:
     compute_seconds: float | None = None
     # How much of that time the node needed a core.
     core_share: float | None = None
+    # Of each of the leases, how large a vector came.
+    norms: Sequence[float] = ()
 
 
 @dataclass(slots=True)
 class Failed:
-    """A node could not compute a lease, or what it sent was not usable."""
+    """A node could not compute a lease, or (with its norm) what it sent was not usable."""
 
     node: str
     lease: int
     reason: str
+    norm: float | None = None
+
+
+@dataclass(slots=True)
+class Verified:
+    """What a node gave for a lease was computed again: whether it is right, and if not, what is wrong."""
+
+    node: str
+    lease: int
+    wrong: str = ""
 
 
 @dataclass(slots=True)
@@ -123,21 +135,6 @@ class Ticked:
     load: float = 0.0
 
 
-Event: TypeAlias = (
-    Joined
-    | Left
-    | Answered
-    | Failed
-    | Dropped
-    | Discovered
-    | Stepped
-    | Saved
-    | SaveFailed
-    | Broke
-    | Stop
-    | Ticked
-)
-
 # --- effects --------------------------------------------------------------------------------------
 
 
@@ -147,6 +144,15 @@ class Assign:
 
     node: str
     leases: list[Lease]
+    # Those whose answers will be verified.
+    verify: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Verify:
+    """Compute this lease too, and compare: its answer is there, and waits."""
+
+    lease: Lease
 
 
 @dataclass(slots=True)
@@ -204,6 +210,17 @@ class Step:
 
 
 @dataclass(slots=True)
+class Undone:
+    """An event: the learner could not make this step, because numbers would not be finite, and is as before.
+
+    Without a reason of its own: a step before it was undone, so that this one was not even tried.
+    """
+
+    step: Step
+    reason: str = ""
+
+
+@dataclass(slots=True)
 class SetAside:
     """This batch of the step fails wherever it is tried: its place in the tree stays empty."""
 
@@ -211,6 +228,16 @@ class SetAside:
     span: Span
     reason: str
     nodes: list[str]
+
+
+@dataclass(slots=True)
+class Reopen:
+    """This step begins anew, and changed nothing: its batches are lent again. Of those that were set aside
+    the places stay empty."""
+
+    plan: StepPlan
+    version: int
+    empty: list[Span]
 
 
 @dataclass(slots=True)
@@ -254,5 +281,35 @@ class Finish:
 
 
 Effect: TypeAlias = (
-    Assign | Cancel | Expire | Reject | Fold | SetAside | Step | Save | Evaluate | Close | Note | Finish
+    Assign
+    | Verify
+    | Cancel
+    | Expire
+    | Reject
+    | Fold
+    | SetAside
+    | Step
+    | Reopen
+    | Save
+    | Evaluate
+    | Close
+    | Note
+    | Finish
+)
+
+Event: TypeAlias = (
+    Joined
+    | Left
+    | Answered
+    | Failed
+    | Verified
+    | Dropped
+    | Discovered
+    | Stepped
+    | Undone
+    | Saved
+    | SaveFailed
+    | Broke
+    | Stop
+    | Ticked
 )

@@ -96,6 +96,11 @@ class Async(Mode):
         self._applying.discard(step)
         return ()
 
+    def reopen(self, work: StepWork) -> None:
+        self._applying.discard(work.plan.index)
+        self._works[work.plan.index] = work
+        self._again.append(work)
+
     def loaded(self, machine: str, load: float) -> None:
         self.members.loaded(machine, load)
 

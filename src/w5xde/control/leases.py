@@ -8,7 +8,7 @@ Knows no sockets, tensors or clocks: callers pass `now`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from w5xde.control.plan import StepPlan
 from w5xde.tree import Span
@@ -87,6 +87,12 @@ class Leases:
         del of_step[lease.id]
         if not of_step:
             del self._of_step[lease.step.index]
+
+    def rewind(self, version: int) -> None:
+        """Steps after this version were undone: what was lent on them was lent on this one."""
+        for lease in [lease for lease in self if lease.version > version]:
+            earlier = replace(lease, version=version)
+            self._leases[lease.id] = self._of_step[lease.step.index][lease.id] = earlier
 
     def of_step(self, step: int) -> list[Lease]:
         return list(self._of_step.get(step, {}).values())

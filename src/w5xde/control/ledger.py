@@ -11,6 +11,7 @@
     cancelled, expired    leases that ended without an answer
     aside     a batch that fails wherever it is tried
     step      applied: which batches, from whom ([start, stop, node, lease] each)
+    undo      a step begins anew: it would have spoiled the model, or a cheat had a part in it
     checkpoint            a checkpoint is durable: its version and hash
     stop      the end, and why
 
@@ -62,6 +63,9 @@ class Scribe:
                     self.add({"kind": "expired", **facts})
                 case ev.SetAside():
                     self._set_aside(effect)
+                case ev.Reopen():
+                    self._steps.pop(effect.plan.index, None)
+                    self.add({"kind": "undo", "step": effect.plan.index, "version": effect.version})
                 case ev.Note():
                     self.add({"kind": effect.kind, "text": effect.text, **effect.facts})
 

@@ -67,6 +67,10 @@ class Mode(ABC):
         """The learner has applied a complete step; returns who may be waiting for that."""
 
     @abstractmethod
+    def reopen(self, work: StepWork) -> None:
+        """A complete step changed nothing: what of it is free is to be lent again."""
+
+    @abstractmethod
     def overtake(self, now: float) -> None:
         """Look for leases that are so late that somebody else should compute them too."""
 
@@ -152,6 +156,9 @@ class Sync(Mode):
             raise ValueError(f"step {step} was applied while {self._applying} was expected")
         self._applying = None
         return self.members
+
+    def reopen(self, work: StepWork) -> None:
+        self._work, self._applying = work, None
 
     def loaded(self, machine: str, load: float) -> None:
         """Nothing to do: the nodes wait while a step is applied, and the other way round."""
@@ -251,7 +258,9 @@ class Sync(Mode):
                 continue
             left = lease.expected_at - now
             overdue = max(OVERDUE_SECONDS_MIN, 0.5 * (lease.expected_at - lease.granted_at))
-            is_sooner = in_turn and left > span.count * mine * COPY_FACTOR + COPY_MARGIN_SECONDS
+            # Where it failed already, it is tried again only if nobody else gets on with it.
+            may_be_sooner = in_turn and member.name not in work.failures.get(span, ())
+            is_sooner = may_be_sooner and left > span.count * mine * COPY_FACTOR + COPY_MARGIN_SECONDS
             if (is_sooner or -left > overdue) and abs(left) > latest:
                 best, latest = span, abs(left)
         return best

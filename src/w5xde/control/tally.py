@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from w5xde.control.cut import Accounts, Aside, Cut, Progress
-from w5xde.control.events import Step
+from w5xde.control.events import Effect, Finish, Note, Step
 from w5xde.control.plan import Cursor, StepPlan
 
 
@@ -40,6 +40,18 @@ class Tally:
     def decide(self, step: Step) -> None:
         self._applying[step.plan.index] = step
 
+    def undo(self, step: Step) -> list[Step]:
+        """The learner did not make the step, nor any decided since: they are decided no more.
+
+        Nothing, if that is known already.
+        """
+        if self._applying.get(step.plan.index) is not step:
+            return []
+        undone = [each for each in self._applying.values() if each.version >= step.version]
+        for each in undone:
+            del self._applying[each.plan.index]
+        return undone
+
     def apply(self, index: int) -> Step:
         """The learner has applied the step."""
         step = self._applying.pop(index)
@@ -49,6 +61,22 @@ class Tally:
     def complete(self, epoch: int) -> bool:
         """Count the epoch as complete, if it is."""
         return self._complete(epoch, self.progress, self.accounts)
+
+    def end(self, epoch: int, *, is_finished: bool) -> list[Effect]:
+        """What is to be said if every batch of an epoch is applied or set aside."""
+        if not self.accounts.is_over(epoch):
+            return []
+        aside = self.accounts.aside_of(epoch)
+        if not self.complete(epoch):
+            if is_finished:
+                return []
+            batches = ", ".join(str(each.batch) for each in aside)
+            which = f"batch{'es' * (len(aside) > 1)} {batches}"
+            text = f"epoch {epoch + 1} is not complete: {which} failed wherever tried ({aside[0].reason})"
+            return [Finish("", error=text)]
+        without = f" without {len(aside)} that failed" if aside else ""
+        facts = {"epoch": epoch + 1, "aside": [each.batch for each in aside]}
+        return [Note("epoch", f"epoch {epoch + 1} is complete{without}", facts)]
 
     def _complete(self, epoch: int, progress: Progress, accounts: Accounts) -> bool:
         if not accounts.is_over(epoch) or (accounts.aside_of(epoch) and not self._skip_bad_batches):

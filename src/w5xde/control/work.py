@@ -31,6 +31,16 @@ class StepWork:
         self.failures: dict[Span, list[str]] = {}
         self.returned: set[Span] = set()
 
+    @classmethod
+    def again(cls, plan: StepPlan, empty: Iterable[Span]) -> StepWork:
+        """The step from its beginning; what was set aside of it stays so."""
+        work = cls(plan)
+        work.free, work.free_batches = [], 0
+        for span in empty:
+            work.tree.put(span, [])
+        work.give_back(Span(0, plan.count), ())
+        return work
+
     def carve(self, node: str, want: int, members: Members) -> Span | None:
         """Take an aligned span of at most `want` batches from what is free, lowest first."""
         want = 1 if self.failures else max(1, want)
@@ -67,6 +77,11 @@ class StepWork:
         for batch in range(span.start, span.stop):
             self.failures.setdefault(Span(batch, batch + 1), [])
             self.give_back(Span(batch, batch + 1), leases)
+
+    def doubt(self, span: Span, node: str) -> None:
+        """What the node gave for the span was refused: each of its batches is for somebody else to try."""
+        for batch in range(span.start, span.stop) if span.count > 1 else ():
+            self.failures.setdefault(Span(batch, batch + 1), []).append(node)
 
     def is_hopeless(self, span: Span, members: Members, leases: Iterable[Lease]) -> bool:
         """Whether the batch has failed often enough, everywhere it could be tried, and nobody still tries."""

@@ -66,7 +66,7 @@ JOINING = [
     Explanation(
         "W5-112",
         "the coordinator turned this node out",
-        "it broke the protocol, fell silent, or its answers could not be used; the message says which.",
+        "it broke the protocol, fell silent, or its answers were no use or wrong; the message says which.",
         "mend what the message names, and join again. On one machine everything else may be fine: look at"
         " its device, memory and version with w5xde doctor.",
         "w5xde doctor\nw5xde join @ticket train.py",

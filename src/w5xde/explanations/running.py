@@ -31,7 +31,7 @@ RUNNING = [
     Explanation(
         "W5-311",
         "training cannot go on, whoever helps",
-        "the loss is no longer finite, batches fail wherever they are tried, or nobody is left to compute."
+        "a step makes the weights infinite, batches fail wherever they are tried, or nobody can compute."
         " The message has the reason; checkpoints of before are kept.",
         "lower the learning rate or clip the gradient; mend the data or the loss and resume; or leave bad"
         " batches out.",

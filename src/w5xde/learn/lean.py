@@ -38,6 +38,11 @@ def leave_the_compiler_out() -> None:
             setattr(plain, _KEPT_AS, plain)
 
 
+def is_torchs(optimizer: Optimizer) -> bool:
+    """Whether we know what it keeps: others may keep what they like, infinities too."""
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
 def has_hooks(optimizer: Optimizer) -> bool:
     return bool(
         optimizer._optimizer_step_pre_hooks
@@ -55,8 +60,7 @@ def is_patched(optimizer: Optimizer) -> bool:
 
 def step(optimizer: Optimizer) -> None:
     """`optimizer.step()`: of torch's own optimizers what it comes to, of others just that."""
-    is_torchs = type(optimizer).__module__.startswith("torch.optim.")
-    if not is_torchs or has_hooks(optimizer) or compiler_is_loaded() or is_patched(optimizer):
+    if not is_torchs(optimizer) or has_hooks(optimizer) or compiler_is_loaded() or is_patched(optimizer):
         # As anybody would call it: one that is not torch's may need gradients of its own.
         with torch.enable_grad():
             optimizer.step()

@@ -10,20 +10,23 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from w5xde.learn import lean
 from w5xde.learn.layout import FlatModel, Vector
 from w5xde.learn.quickstep import Stepper
+from w5xde.learn.soundness import Gauge, is_finite, may_be_wild
+from w5xde.learn.undo import Undo
 from w5xde.messages import MOVING, TRAINED
 from w5xde.tree import PairwiseTree, Span
 
 # From here on memory that is copied is worth a thought.
 LARGE_BYTES = 1024 * 1024
-# Below this numpy, which calls sooner, is quicker than torch, which computes faster.
-SMALL_COUNT = 16384
+# Sums of gradients below this are finite, and so are their squares, in float32 and wider.
+TAME_NORM = 1e15
+# Optimizers whose state stays finite if it was and the gradient is tame: it holds means of it and its square.
+_TAMED = (SGD, Adam, AdamW)
 
 
 class Contribution(NamedTuple):
@@ -32,8 +35,8 @@ class Contribution(NamedTuple):
     vector: Vector
     absent: frozenset[int]
     loss_sum: float
-    # Whether somebody has looked and all its numbers are finite.
-    is_checked: bool = False
+    # The norm of its gradients is at most this, and all its numbers are finite; infinite if nobody looked.
+    norm: float = math.inf
 
 
 class Total(NamedTuple):
@@ -54,8 +57,15 @@ class _Readers:
         self.done = 0
 
 
-class NotFinite(Exception):
-    """The gradient of a whole step is not finite, so it was not applied."""
+class Spoiled(ArithmeticError):
+    """A step that would leave numbers that are not finite.
+
+    If it `is_undone`, the state is what it was before, and the version too.
+    """
+
+    def __init__(self, what: str, *, is_undone: bool) -> None:
+        super().__init__(what)
+        self.is_undone = is_undone
 
 
 class Learner:
@@ -75,10 +85,7 @@ class Learner:
         # one's are used where they arrived, because copying them would cost as much as a step.
         self._is_large = self.vector_bytes >= LARGE_BYTES
         self._gradient = None if self._is_large else self._blueprint.new_vector()
-        # How many numbers a vector has, if they are few and all float32: such can be looked at together.
-        groups = self._blueprint.moving_groups
-        is_simple = len(groups) == 1 and groups[0].dtype is torch.float32
-        self._floats = groups[0].count if is_simple and not self._is_large else 0
+        self.gauge = Gauge(self._blueprint)
         self._gradients = [] if self._gradient is None else self._views(self._gradient)
         # Of a vector's parts: the buffers that move by the mean of what the batches did to them.
         self._drifting = [
@@ -87,6 +94,13 @@ class Learner:
             if group.role == MOVING and (group.dtype.is_floating_point or group.dtype.is_complex)
         ]
         self._stepper = Stepper(optimizer)
+        # What must be finite after a step: not a buffer that never was (masks are often minus infinity).
+        self._watched = [
+            may_be_wild(group.dtype) and group.count > 0 and (group.role == TRAINED or is_finite(part))
+            for group, part in zip(self._blueprint.moving_groups, flat.moving.parts, strict=True)
+        ]
+        moving = list(zip(flat.moving.parts, self._watched, strict=True))
+        self._undo = None if self._is_large else Undo(moving, optimizer)
         # What came for steps of one batch needs no tree.
         self._singles: dict[int, Contribution] = {}
         # A batch that was set aside has its place in the tree, with nothing in it.
@@ -123,22 +137,6 @@ class Learner:
         """One update, of which these are the bytes."""
         return Vector.over(raw, self._blueprint)
 
-    def are_finite(self, body: Any, vectors: list[Vector]) -> list[bool]:
-        """Of each of the vectors that lie in `body`, whether all its numbers are finite."""
-        if self._floats and len(vectors) > 1:
-            # One look at all of them costs hardly more than one at each.
-            rows = np.frombuffer(body, np.float32).reshape(len(vectors), -1)
-            if np.isfinite(rows[:, : self._floats]).all():
-                return [True] * len(vectors)
-        return [self.is_finite(vector) for vector in vectors]
-
-    def is_finite(self, vector: Vector) -> bool:
-        return all(
-            _is_finite(part)
-            for part, group in zip(vector.parts, self._blueprint.moving_groups, strict=True)
-            if group.count and (group.dtype.is_floating_point or group.dtype.is_complex)
-        )
-
     def fold(
         self, step: int, count: int, span: Span, contribution: Contribution | None, staleness: int = 0
     ) -> None:
@@ -165,16 +163,27 @@ class Learner:
             vector.parts[i].div_(staleness + 1)
 
     def total(self, step: int) -> Total:
-        """All batches of a step are folded: their sum, to be applied. Refuses one that is not finite."""
+        """All batches of a step are folded: their sum, to be applied. One that is not finite is `Spoiled`."""
         batches, contribution = 1, self._singles.pop(step, None)
         if contribution is None:
             tree = self._steps.pop(step)
             batches, contribution = tree.count, tree.take(Span(0, tree.count))
         if contribution is None:
             raise ValueError(f"nothing came for step {step}")
-        if not contribution.is_checked and not self.is_finite(contribution.vector):
-            raise NotFinite(f"the gradient of step {step + 1} is not finite")
+        is_tame = contribution.norm < TAME_NORM and (batches == 1 or not self._drifting)
+        if not is_tame and not self.gauge.is_finite(contribution.vector):
+            raise Spoiled(f"the gradient of step {step + 1} is not finite", is_undone=True)
         return Total(batches, contribution)
+
+    @property
+    def undoes(self) -> bool:
+        """Whether a step that spoils the state can be undone: not if a copy of it would be too large."""
+        return self._undo is not None
+
+    def drop(self, step: int) -> None:
+        """Nobody will ask for what was folded of this step."""
+        self._singles.pop(step, None)
+        self._steps.pop(step, None)
 
     def replay(self, batches: int, body: bytes, absent: frozenset[int], loss_sum: float) -> None:
         """Apply a step once more, from the sum that was kept of it."""
@@ -182,7 +191,47 @@ class Learner:
         self.apply(Total(batches, Contribution(vector, absent, loss_sum)))
 
     def apply(self, whole: Total) -> float:
-        """Step the optimizer. Returns the sum of the losses of the step's samples."""
+        """Step the optimizer. Returns the sum of the losses of the step's samples.
+
+        A step after which a parameter, a buffer or the optimizer's state is not finite is undone: `Spoiled`.
+        """
+        if self._undo is not None:
+            self._undo.keep(self._stepper.tensors, self.version)
+        self._step(whole)
+        self._require_sound(whole.contribution.norm)
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.version += 1
+        return whole.contribution.loss_sum
+
+    def apply_all(self, wholes: list[Total]) -> tuple[list[float], BaseException | None]:
+        """As many as can be, one after another: the sums of their losses, and what was wrong with the next.
+
+        What is not finite stays so, whatever is added: one look behind the last step sees all of them.
+        """
+        undo, version = self._undo, self.version
+        losses: list[float] = []
+        try:
+            if undo is not None and self.scheduler is None and len(wholes) > 1:
+                undo.keep(self._stepper.tensors, version)
+                for whole in wholes:
+                    self._step(whole)
+                    self.version += 1
+                    losses.append(whole.contribution.loss_sum)
+                if undo.is_sound(self._stepper.tensors, self.version):
+                    return losses, None
+                if not undo.is_possible:
+                    return [], self._spoiled(is_undone=False)
+                undo.back()
+                self.version = version
+                losses.clear()
+            # One by one: those before the one that fails are made.
+            losses.extend(map(self.apply, wholes))
+        except (Exception, SystemExit) as error:
+            return losses, error
+        return losses, None
+
+    def _step(self, whole: Total) -> None:
         total = whole.contribution
         absent = total.absent
         self._leave_readers()
@@ -209,14 +258,39 @@ class Learner:
             is_in_place = self._stepper.step(same_gradients=are_same)
         if not is_in_place:
             self.flat.gather()
-        if self.scheduler is not None:
-            self.scheduler.step()
         self._advance_buffers(gradient, whole.batches)
         if self._is_large:
             for parameter in self._parameters:
                 parameter.grad = None
-        self.version += 1
-        return total.loss_sum
+
+    def _require_sound(self, norm: float) -> None:
+        """The optimizer has stepped: go back if it left anything that is not finite."""
+        undo = self._undo
+        if undo is None:
+            if not self._is_sound(norm):
+                raise self._spoiled(is_undone=False)
+        elif not undo.is_sound(self._stepper.tensors, self.version + 1):
+            if undo.is_possible:
+                undo.back()
+            raise self._spoiled(is_undone=undo.is_possible)
+
+    def _spoiled(self, *, is_undone: bool) -> Spoiled:
+        what = f"step {self.version + 1} made the weights or the optimizer's state infinite or not a number"
+        return Spoiled(what, is_undone=is_undone)
+
+    def _is_sound(self, norm: float) -> bool:
+        """Of a large model: one pass over the parameters, and over the rest only if the gradient was wild."""
+        for part, is_watched in zip(self.flat.moving.parts, self._watched, strict=True):
+            if is_watched and not is_finite(part):
+                return False
+        if (norm < TAME_NORM and type(self.optimizer) in _TAMED) or not lean.is_torchs(self.optimizer):
+            return True
+        return all(
+            is_finite(value.reshape(-1))
+            for kept in self.optimizer.state.values()
+            for value in kept.values()
+            if isinstance(value, torch.Tensor) and may_be_wild(value.dtype)
+        )
 
     def _clip(self, vector: Vector, norm_max: float) -> None:
         trained = [group.dtype for group in self._blueprint.moving_groups if group.role == TRAINED]
@@ -275,22 +349,14 @@ class Learner:
         return weights_sha256(self.flat.module)
 
 
-def _is_finite(part: torch.Tensor) -> bool:
-    if part.numel() <= SMALL_COUNT and part.dtype in (torch.float32, torch.float64):
-        # A third of the time of any way that torch has.
-        return bool(np.isfinite(part.numpy()).all())
-    # A sum is finite only if all its numbers are, and costs an eighth of their largest; one of finite numbers
-    # may overflow, and only then is it worth to look closer.
-    if not part.is_complex() and math.isfinite(part.sum().item()):
-        return True
-    return math.isfinite(float(torch.linalg.vector_norm(part, ord=math.inf)))
-
-
 def _merge(left: Contribution | None, right: Contribution | None) -> Contribution | None:
     if left is None or right is None:
         return left or right
     return Contribution(
-        left.vector.add_(right.vector), left.absent & right.absent, left.loss_sum + right.loss_sum
+        left.vector.add_(right.vector),
+        left.absent & right.absent,
+        left.loss_sum + right.loss_sum,
+        left.norm + right.norm,
     )
 
 

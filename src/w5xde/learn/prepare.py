@@ -20,6 +20,7 @@ from w5xde.learn.job import Job, describe
 from w5xde.learn.layout import FlatModel
 from w5xde.learn.lean import leave_the_compiler_out
 from w5xde.learn.learner import Learner
+from w5xde.learn.trainer import Trainer
 from w5xde.learn.trial import refuse_unsavable, try_first_batch
 from w5xde.messages import Rules
 
@@ -48,6 +49,10 @@ class Prepared:
     evaluate: Callable[[nn.Module], dict[str, float]] | None
     # The model once more, for those who need one of their own.
     copy_model: Callable[[], nn.Module]
+    # One who computes what nodes compute, with a model of its own.
+    make_trainer: Callable[[], Trainer]
+    # Whether the loss draws from torch's generator: other kinds of devices draw other numbers.
+    draws_torch: bool
     # How long the first batch took to read, which decides where batches are read.
     read_seconds: float
 
@@ -74,6 +79,10 @@ def prepare(job: Job, settings: Settings) -> Prepared:
     def copy_model() -> nn.Module:
         return another(job, module, settings.seed)
 
+    def make_trainer() -> Trainer:
+        cpu = torch.device("cpu")
+        return Trainer(job, FlatModel(copy_model(), flat.blueprint.layout, cpu), rules, cpu)
+
     rules = Rules(
         mode=settings.mode,
         seed=settings.seed,
@@ -95,6 +104,8 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         rules=rules,
         evaluate=_build_evaluate(job, copy_model),
         copy_model=copy_model,
+        make_trainer=make_trainer,
+        draws_torch=trial.draws_torch,
         read_seconds=trial.read_seconds,
     )
 

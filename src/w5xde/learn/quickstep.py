@@ -26,6 +26,11 @@ class Stepper:
         self._optimizer = optimizer
         self._groups: list[dict[str, list[Tensor]]] | None = None
 
+    @property
+    def tensors(self) -> object:
+        """The same object as before: the next step works on the same tensors. None: nobody knows."""
+        return self._groups
+
     def step(self, *, same_gradients: bool) -> bool:
         """One step; `same_gradients`: all parameters hold the very tensors that they held at the last one.
 
@@ -116,8 +121,10 @@ class Stepper:
         """Give every parameter its own counter again: the optimizer's own step counts each."""
         for group in self._groups or ():
             for parameter in group["params"] if "steps" in group else ():
-                state = self._optimizer.state[parameter]
-                state["step"] = state["step"].clone()
+                # None, if the step that made the state was undone; asking must not make one.
+                state = self._optimizer.state.get(parameter)
+                if state is not None:
+                    state["step"] = state["step"].clone()
 
     def _is_still_known(self, groups: list[dict[str, list[Tensor]]]) -> bool:
         """Whether nobody has given the optimizer another state or a hook."""
@@ -132,6 +139,6 @@ class Stepper:
             if type(optimizer) is not SGD and (group["amsgrad"] or not group["fused"]):
                 return False
             last = tensors["params"][-1]
-            if "steps" in tensors and optimizer.state[last].get("step") is not tensors["steps"][0]:
+            if "steps" in tensors and optimizer.state.get(last, {}).get("step") is not tensors["steps"][0]:
                 return False
         return True

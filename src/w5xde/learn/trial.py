@@ -33,6 +33,7 @@ class Trial:
     changed: set[str]
     draws_python: bool
     draws_numpy: bool
+    draws_torch: bool
     read_seconds: float
 
 
@@ -50,14 +51,14 @@ def try_first_batch(job: Job, module: nn.Module, source: Source, settings: Setti
     seed_everything(seed)
     drawn = DrawnFrom()
     loss = _first_loss(job, module, sent(), settings.precision)
-    draws_python, draws_numpy = drawn.python, drawn.numpy
+    draws_python, draws_numpy, draws_torch = drawn.python, drawn.numpy, drawn.torch
     _check_gradients(module)
     _check_parameters(module, parameters)
     changed = _changed_buffers(module, buffers)
     if settings.mode == "sync":
         seed_everything(seed)
         _check_repeatable(loss, _first_loss(job, module, sent(), settings.precision))
-    return Trial(changed, draws_python, draws_numpy, read_seconds)
+    return Trial(changed, draws_python, draws_numpy, draws_torch, read_seconds)
 
 
 def _check_repeatable(first: float, second: float) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 
 import w5xde
+from w5xde.compression import is_lossy
 from w5xde.config import Settings
-from w5xde.control.coordinator import CoordinatorCore, CoreSettings
+from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.cut import Cut
 from w5xde.control.ledger import Record
 from w5xde.control.plan import Plan
-from w5xde.errors import StorageError, UsageError
+from w5xde.control.settings import CoreSettings
+from w5xde.errors import StorageError, UsageError, W5xdeError
 from w5xde.learn.codecs.receiver import CodecReceiver
 from w5xde.learn.data import Start
-from w5xde.learn.learner import Learner
+from w5xde.learn.job import describe
+from w5xde.learn.learner import Learner, Spoiled
 from w5xde.learn.prepare import Prepared
 from w5xde.runtime.buffers import Buffers
 from w5xde.runtime.door import Door, places_of
@@ -27,6 +31,23 @@ from w5xde.runtime.roads import configure
 
 def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | None) -> CoordinatorCore:
     """The mind of this life of the coordinator."""
+    if settings.verify and (is_lossy(settings.directions.up) or is_lossy(settings.directions.down)):
+        raise UsageError(
+            f"verify compares exact updates, and compress {settings.compress!r} makes them others",
+            code="W5-210",
+            fix="leave out --verify, or compress without loss: --compress auto",
+        )
+    if (
+        settings.verify
+        and prepared.source.draws
+        and settings.data == "stream"
+        and not settings.loader_workers
+    ):
+        raise UsageError(
+            "verify: the data set draws random numbers while it is read, beside what is computed again",
+            code="W5-210",
+            fix="let others read it: --loader-workers 1, or --data local",
+        )
     plan = Plan(
         step_batches=settings.step_batches,
         epoch_limit=settings.epoch_limit,
@@ -45,8 +66,11 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         save_seconds=settings.save_seconds,
         save_steps=settings.save_steps,
         logs_steps=settings.durability == "step",
+        max_update_norm=str(settings.max_update_norm),
+        verify=settings.verify,
     )
-    return CoordinatorCore(plan, core, cut)
+    # What is verified must not be foreseen by anybody who knows the run's seed.
+    return CoordinatorCore(plan, core, cut, random.SystemRandom())
 
 
 def start_of(plan: Plan) -> Start:
@@ -129,6 +153,13 @@ async def listen_again(
         door.close()
         raise
     return door
+
+
+def words_for(error: BaseException) -> str:
+    """Why training cannot go on."""
+    if isinstance(error, W5xdeError):
+        return error.what
+    return str(error) if isinstance(error, Spoiled) else describe(error)
 
 
 def words_of(restored: Restored | None, core: CoordinatorCore, life: int) -> Iterator[tuple[str, str]]:

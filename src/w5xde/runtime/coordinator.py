@@ -20,7 +20,7 @@ from w5xde.config import Settings
 from w5xde.control import events as ev
 from w5xde.control.coordinator import TICK_SECONDS
 from w5xde.control.members import BEAT_SECONDS
-from w5xde.errors import TrainingError, W5xdeError
+from w5xde.errors import TrainingError
 from w5xde.learn.checkpoint import model_file
 from w5xde.learn.device import use_threads
 from w5xde.learn.job import describe
@@ -33,6 +33,7 @@ from w5xde.runtime.actor import Actor
 from w5xde.runtime.audience import Audience
 from w5xde.runtime.desk import LendingDesk
 from w5xde.runtime.door import Door
+from w5xde.runtime.ending import keep_last
 from w5xde.runtime.evaluator import Evaluator
 from w5xde.runtime.intake import Intake
 from w5xde.runtime.keeper import Keeper
@@ -43,12 +44,13 @@ from w5xde.runtime.recorder import Recorder
 from w5xde.runtime.restore import Restored
 from w5xde.runtime.status import RunStatus
 from w5xde.runtime.stepping import Applied, Stepping
+from w5xde.runtime.verifier import Verifier
 
 # Below this an update is folded on the loop: it costs less than handing it to a thread.
 INLINE_VECTOR_BYTES = 256 * 1024
 METRICS_SECONDS = 1.0
 # What is decided for the learner, and done together if it comes together.
-LEARNERS = (ev.Fold, ev.Step, ev.SetAside)
+LEARNERS = (ev.Fold, ev.Step, ev.SetAside, ev.Reopen)
 EVENTS_KEPT = 200
 # How long a second Ctrl-C waits for a checkpoint that is being written.
 IMPATIENCE_SECONDS = 3.0
@@ -139,6 +141,9 @@ class Coordinator:
             inline=inline,
             prepare=lambda: use_threads(self._settings.threads),
         )
+        self._verifier = Verifier(
+            self._prepared, self._settings, self._actor, self._core.leases.holds, self._broke, self.dispatch
+        )
         self._desk = LendingDesk(
             self._reception,
             self._loader,
@@ -148,6 +153,7 @@ class Coordinator:
             self.meters,
             self._settings.directions.down,
             dropped=lambda node, lease: self.dispatch(ev.Dropped(node, lease)),
+            sent=self._verifier.sent,
         )
         self._stepping = Stepping(
             self._learner,
@@ -157,6 +163,8 @@ class Coordinator:
             self.meters,
             cut=lambda: self._core.cut(self._loop.time()),
             applied=self._applied,
+            undone=self.dispatch,
+            rewind=self._desk.rewind,
             failed=self._learner_broke,
         )
         self._intake = Intake(
@@ -173,13 +181,15 @@ class Coordinator:
         self._evaluator = Evaluator(self._prepared, self._evaluated, self._evaluation_failed)
         self._keeper.start(self._actor, self._writer, self.dispatch, self._storage_note)
         self._perform: dict[type, Callable[[Any], None]] = {
-            ev.Assign: lambda effect: self._desk.lend(effect.node, effect.leases),
+            ev.Assign: lambda effect: self._desk.lend(effect.node, effect.leases, effect.verify),
+            ev.Verify: lambda effect: self._verifier.verify(effect, self._stepping.answer_to),
             ev.Cancel: lambda effect: self._desk.cancel(effect.node, effect.leases),
             ev.Expire: lambda effect: None,
             ev.Reject: self._intake.reject,
             ev.Fold: self._stepping.fold,
             ev.SetAside: self._stepping.set_aside,
             ev.Step: self._stepping.step,
+            ev.Reopen: self._stepping.reopen,
             ev.Save: self._save,
             ev.Evaluate: lambda effect: self._evaluator.measure(self._actor),
             ev.Close: self._close,
@@ -202,6 +212,7 @@ class Coordinator:
     def _stop_helpers(self) -> None:
         self._loader.stop()
         self._actor.stop()
+        self._verifier.stop()
         self._writer.stop()
         self._evaluator.stop()
 
@@ -313,10 +324,10 @@ class Coordinator:
     def _learner_broke(self, error: BaseException) -> None:
         # Half a step may have been applied: what the learner holds now is not to be kept.
         self._is_whole = False
-        self._broke(error)
+        self.dispatch(ev.Broke(f"{begin.words_for(error)}; {self._keeper.store.last_good}"))
 
     def _broke(self, error: BaseException) -> None:
-        self.dispatch(ev.Broke(error.what if isinstance(error, W5xdeError) else describe(error)))
+        self.dispatch(ev.Broke(begin.words_for(error)))
 
     # --- evaluation -------------------------------------------------------------------------------
 
@@ -372,7 +383,10 @@ class Coordinator:
         """Evaluate a last time, save the model, and sum up."""
         # Saved first: whatever the evaluation does, what was learned is kept.
         self._recorder.save_model(model_file(self._learner.flat.module))
-        self._keep_last()
+        if self.is_over and self._is_whole and self._settings.checkpoint_every != "off":
+            told = keep_last(self._keeper, self._core, self._learner.version, self.meters, self._loop.time())
+            if told:
+                self._storage_note(told)
         if self.is_over:
             self._evaluator.measure_last()
         status = self.status()
@@ -383,15 +397,3 @@ class Coordinator:
         self._recorder.manifest({"reason": self.reason, "result": summary, "ledger": self._keeper.head})
         self._audience.tell(lambda callback: callback.on_end(status, summary))
         return summary
-
-    def _keep_last(self) -> None:
-        """A checkpoint of the end, if what the learner holds is whole."""
-        cut = self._core.cut(self._loop.time())
-        is_wanted = self._settings.checkpoint_every != "off" and self.is_over and self._is_whole
-        if not is_wanted or self._learner.version != cut.version:
-            return
-        error = self._keeper.save_last(cut, self.meters.kept())
-        if error:
-            self._storage_note(f"the last checkpoint could not be written: {error}")
-        else:
-            self._core.progress.durable_steps = cut.progress.steps

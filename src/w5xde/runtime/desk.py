@@ -35,6 +35,7 @@ class LendingDesk:
         meters: Meters,
         compress: str,
         dropped: Callable[[str, int], None],
+        sent: Callable[[Peer, Lease, list[Packed]], None],
     ) -> None:
         self._reception = reception
         self._loader = loader
@@ -42,11 +43,14 @@ class LendingDesk:
         self._meters = meters
         self._leases = leases
         self._dropped = dropped
+        self._sent = sent
+        self._to_verify: set[int] = set()
         self._loop = asyncio.get_running_loop()
         self._snapshots = Snapshots(learner, compress, self._loop.time)
 
-    def lend(self, node: str, leases: list[Lease]) -> None:
-        """Send these leases together, as soon as their batches are there."""
+    def lend(self, node: str, leases: list[Lease], verify: list[int]) -> None:
+        """Send these leases together, as soon as their batches are there; some are to be verified."""
+        self._to_verify.update(verify)
         peer = self._reception.get(node)
         if peer is None:
             for lease in leases:
@@ -65,6 +69,11 @@ class LendingDesk:
 
         for key in keys:
             self._loader.get(key, lambda packed, key=key: arrived(key, packed))  # type: ignore[misc]
+
+    def rewind(self) -> None:
+        """Versions that were to come will be others: what is on its way to nodes is what they have."""
+        for peer in self._reception:
+            peer.version_asked = peer.version
 
     def cancel(self, node: str, leases: list[int]) -> None:
         peer = self._reception.get(node)
@@ -95,6 +104,7 @@ class LendingDesk:
             if lease not in wanted:
                 self._dropped(peer.name, lease.id)
         if not wanted or peer.is_gone:
+            self._to_verify.difference_update(lease.id for lease in leases)
             return
         pieces: list[memoryview] = []
         loans = []
@@ -107,6 +117,9 @@ class LendingDesk:
                 batches.append(Batch(step.first + position, packed.samples, at, packed.item))
                 pieces += packed.pieces
                 at += packed.body_bytes
+            if lease.id in self._to_verify:
+                self._to_verify.discard(lease.id)
+                self._sent(peer, lease, [found[key] for key in step.keys[start:stop]])
             loans.append(Loan(lease.id, step.epoch, start, stop, step.count, step.samples, batches))
         self._reception.allow_leases(peer, len(wanted))
         count = sum(lease.span.count for lease in wanted)

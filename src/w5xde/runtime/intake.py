@@ -25,6 +25,9 @@ from w5xde.runtime.peer import Peer
 from w5xde.runtime.reception import Reception
 from w5xde.runtime.stepping import Stepping
 
+# What a node says of its losses only feeds the metrics; sums of such numbers stay numbers.
+LOSS_MAX = 1e30
+
 
 class Took(NamedTuple):
     """What a batch took: in all, computing, and how much of the latter on a core."""
@@ -97,11 +100,12 @@ class Intake:
 
     def _check(
         self, body: Body, specs: list[str], lengths: list[int]
-    ) -> list[tuple[Vector, bool]] | RemoteProtocolError:
-        """The vectors of an update, and whether each is finite. Where the learner is."""
+    ) -> list[tuple[Vector, float]] | RemoteProtocolError:
+        """The vectors of an update, and the norm of each, if finite. Where the learner is."""
+        gauge = self._learner.gauge
         if all(spec == NONE for spec in specs):
             vectors = self._learner.vectors(body, len(specs))
-            return list(zip(vectors, self._learner.are_finite(body, vectors), strict=True))
+            return list(zip(vectors, gauge.norms(body, vectors), strict=True))
         view, at, vectors = memoryview(body), 0, []
         for spec, length in zip(specs, lengths, strict=True):
             try:
@@ -110,13 +114,13 @@ class Intake:
                 return error
             vectors.append(self._learner.vector(raw))
             at += length
-        return [(vector, self._learner.is_finite(vector)) for vector in vectors]
+        return [(vector, gauge.norm(vector)) for vector in vectors]
 
     def _checked(
         self,
         peer: Peer,
         answers: list[Answer],
-        checked: list[tuple[Vector, bool]] | RemoteProtocolError,
+        checked: list[tuple[Vector, float]] | RemoteProtocolError,
         took: Took,
     ) -> None:
         if isinstance(checked, RemoteProtocolError):
@@ -128,11 +132,11 @@ class Intake:
         self,
         node: str,
         answers: list[Answer],
-        checked: list[tuple[Vector, bool]],
+        checked: list[tuple[Vector, float]],
         took: Took,
     ) -> None:
         arrived = iter(checked)
-        usable: list[int] = []
+        usable: dict[int, float] = {}
         others: list[ev.Event] = []
         for answer in answers:
             if answer.dropped:
@@ -141,16 +145,21 @@ class Intake:
             if answer.failure:
                 others.append(ev.Failed(node, answer.lease, answer.failure))
                 continue
-            vector, is_finite = next(arrived)
-            if is_finite and math.isfinite(answer.loss_sum):
-                given = Contribution(vector, frozenset(answer.absent), answer.loss_sum, is_checked=True)
+            vector, norm = next(arrived)
+            if norm < math.inf and abs(answer.loss_sum) < LOSS_MAX:
+                given = Contribution(vector, frozenset(answer.absent), answer.loss_sum, norm)
                 self._stepping.arrived(answer.lease, given)
-                usable.append(answer.lease)
+                usable[answer.lease] = norm
             else:
-                others.append(ev.Failed(node, answer.lease, "its gradient is not finite"))
-        for leases in [usable] if self._stepping.takes_many else [[lease] for lease in usable]:
-            if leases:
-                self._dispatch(ev.Answered(node, leases, *took))
+                what = (
+                    "its gradient is not finite" if norm == math.inf else f"its loss is {answer.loss_sum:g}"
+                )
+                others.append(ev.Failed(node, answer.lease, what, math.inf))
+        if self._stepping.takes_many and usable:
+            self._dispatch(ev.Answered(node, list(usable), *took, norms=list(usable.values())))
+        else:
+            for lease, norm in usable.items():
+                self._dispatch(ev.Answered(node, [lease], *took, norms=[norm]))
         for event in others:
             self._dispatch(event)
 

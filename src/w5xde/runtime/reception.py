@@ -100,6 +100,9 @@ class Reception:
     def get(self, name: str) -> Peer | None:
         return self._peers.get(name)
 
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(list(self._peers.values()))
+
     def __len__(self) -> int:
         return len(self._peers)
 

@@ -14,14 +14,16 @@ import torch
 
 from w5xde.control import events as ev
 from w5xde.control.cut import Cut
-from w5xde.learn.learner import Contribution, Learner
+from w5xde.learn.learner import Contribution, Learner, Spoiled, Total
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.keeper import Keeper
 from w5xde.runtime.loader import Loader
 from w5xde.runtime.metrics import Meters
 
 # A decision, with what it needs: the update that came, or the cut to be logged with a step.
-_Decided: TypeAlias = tuple[ev.Fold, Contribution] | tuple[ev.Step, Cut | None] | tuple[ev.SetAside, None]
+_Decided: TypeAlias = (
+    tuple[ev.Fold, Contribution] | tuple[ev.Step, Cut | None] | tuple[ev.SetAside | ev.Reopen, None]
+)
 
 
 @dataclass(slots=True)
@@ -33,10 +35,15 @@ class Applied:
     is_durable: bool
 
 
+# Steps that were made, then those that were not; and what broke the learner, if anything did.
+_Done: TypeAlias = tuple[list[Applied | ev.Undone], BaseException | None]
+
+
 class Stepping:
     """Folds and steps in the order they were decided.
 
-    `applied` hears of the steps once they are made, `failed` of one that could not be.
+    `applied` hears of the steps once they are made, `failed` of one that could not be. One that would leave
+    numbers that are not finite is not made, nor is any decided after it: `undone` hears of each.
     """
 
     def __init__(
@@ -48,6 +55,8 @@ class Stepping:
         meters: Meters,
         cut: Callable[[], Cut],
         applied: Callable[[list[Applied]], None],
+        undone: Callable[[ev.Undone], None],
+        rewind: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._learner = learner
@@ -57,6 +66,8 @@ class Stepping:
         self._meters = meters
         self._cut = cut
         self._applied = applied
+        self._undone = undone
+        self._rewind = rewind
         self._failed = failed
         # What came and is not decided on, by lease.
         self._incoming: dict[int, Contribution] = {}
@@ -69,6 +80,10 @@ class Stepping:
 
     def arrived(self, lease: int, contribution: Contribution) -> None:
         self._incoming[lease] = contribution
+
+    def answer_to(self, lease: int) -> Contribution | None:
+        """What came for a lease and is not decided on."""
+        return self._incoming.get(lease)
 
     def forget(self, lease: int) -> None:
         self._incoming.pop(lease, None)
@@ -86,6 +101,11 @@ class Stepping:
         self._begun.append((effect, None))
         self._loader.release(effect.plan.keys[effect.span.start : effect.span.stop])
 
+    def reopen(self, effect: ev.Reopen) -> None:
+        """Begin a step anew."""
+        self._begun.append((effect, None))
+        self._rewind()
+
     def step(self, effect: ev.Step) -> None:
         self._meters.shared(effect)
         self._begun.append((effect, None if self.takes_many else self._cut()))
@@ -99,40 +119,89 @@ class Stepping:
     # --- where the learner is ---------------------------------------------------------------------
 
     @torch.no_grad()
-    def _do(self, begun: list[_Decided]) -> tuple[list[Applied], BaseException | None]:
-        """What was applied, and what went wrong after that."""
-        applied: list[Applied] = []
+    def _do(self, begun: list[_Decided]) -> _Done:
+        """What was applied or undone, and what went wrong after that."""
+        steps: list[ev.Step] = []
+        cut: Cut | None = None
         try:
             for effect, given in begun:
                 if isinstance(effect, ev.Step):
-                    applied.append(self._apply(effect, given if isinstance(given, Cut) else None))
+                    steps.append(effect)
+                    cut = given if isinstance(given, Cut) else None
                 elif isinstance(effect, ev.SetAside):
                     self._learner.fold(effect.plan.index, effect.plan.count, effect.span, None)
+                elif isinstance(effect, ev.Reopen):
+                    self._learner.drop(effect.plan.index)
+                    for span in effect.empty:
+                        self._learner.fold(effect.plan.index, effect.plan.count, span, None)
                 elif isinstance(given, Contribution):
                     step, span = effect.lease.step, effect.lease.span
                     self._learner.fold(step.index, step.count, span, given, effect.staleness)
+            return self._make(steps, cut)
         except (Exception, SystemExit) as error:
-            return applied, error
-        return applied, None
+            return [], error
 
-    def _apply(self, step: ev.Step, cut: Cut | None) -> Applied:
-        """Step the optimizer, if need be after what that takes is on the disk."""
-        total = self._learner.total(step.plan.index)
-        is_durable = False
-        if cut is not None:
-            given = total.contribution
-            body = given.vector.raw.numpy().data
-            is_durable = self._keeper.log_step(step, cut, body, sorted(given.absent), given.loss_sum)
+    def _make(self, steps: list[ev.Step], cut: Cut | None) -> _Done:
+        """As many of the steps as can be made. Of a step that is logged there is only one, with its cut."""
+        totals, wrong = self._totals(steps)
+        done: list[Applied | ev.Undone] = []
+        if cut is not None and totals:
+            try:
+                done.append(self._apply(steps[0], totals[0], cut))
+            except Spoiled as error:
+                wrong = error
+        elif totals:
+            losses, broken = self._learner.apply_all(totals)
+            wrong = broken or wrong
+            for step, loss in zip(steps, losses, strict=False):
+                done.append(Applied(step, loss / step.samples, is_durable=False))
+        if wrong is not None and not (isinstance(wrong, Spoiled) and wrong.is_undone):
+            return done, wrong
+        for step in steps[len(done) :]:
+            self._learner.drop(step.plan.index)
+            done.append(ev.Undone(step, str(wrong or "")))
+            wrong = None
+        return done, None
+
+    def _totals(self, steps: list[ev.Step]) -> tuple[list[Total], BaseException | None]:
+        """What the steps come to, as far as they can be made one after another; and what was wrong then."""
+        totals: list[Total] = []
+        for number, step in enumerate(steps):
+            if step.version != self._learner.version + number:
+                break  # one before it was undone, and whoever decides does not know yet
+            try:
+                totals.append(self._learner.total(step.plan.index))
+            except Spoiled as error:
+                return totals, error
+        return totals, None
+
+    def _apply(self, step: ev.Step, total: Total, cut: Cut) -> Applied:
+        """Step the optimizer; before that counts, what it takes to do so again is on the disk."""
+        if self._learner.undoes:
+            # Nobody hears of the step before it is logged, and one that is undone is never in the log.
+            loss_sum = self._learner.apply(total)
+            return Applied(step, loss_sum / step.samples, self._log(step, total, cut))
+        is_durable = self._log(step, total, cut)
         return Applied(step, self._learner.apply(total) / step.samples, is_durable)
+
+    def _log(self, step: ev.Step, total: Total, cut: Cut) -> bool:
+        given = total.contribution
+        body = given.vector.raw.numpy().data
+        return self._keeper.log_step(step, cut, body, sorted(given.absent), given.loss_sum)
 
     # --- back on the loop -------------------------------------------------------------------------
 
-    def _done(self, done: tuple[list[Applied], BaseException | None]) -> None:
-        applied, error = done
+    def _done(self, outcome: _Done) -> None:
+        done, error = outcome
+        applied = [each for each in done if isinstance(each, Applied)]
         for each in applied:
             self._loader.release(each.step.plan.keys)
             self._meters.stepped(each.loss)
         if applied:
             self._applied(applied)
+        for undone in done[len(applied) :]:
+            # None is made after the first that was not.
+            if isinstance(undone, ev.Undone):
+                self._undone(undone)
         if error is not None:
             self._failed(error)

@@ -60,6 +60,12 @@ class Store:
         self._disk = disk
         self._keep = keep
 
+    @property
+    def last_good(self) -> str:
+        """What there is to go back to, in words: checkpoints are made of sound states alone."""
+        versions = self.versions()
+        return f"the last good checkpoint is step-{versions[-1]:09}" if versions else "there is no checkpoint"
+
     def versions(self) -> list[int]:
         """Which there are, oldest first; whether they are whole is another question."""
         return sorted(int(match[1]) for name in self._disk.names(FOLDER) if (match := _NAME.fullmatch(name)))

@@ -1,0 +1,68 @@
+"""Amends: taking back what was decided: steps that could not be made, or with a cheat's part in them.
+
+Only decides: knows no tensors, no sockets and no clock.
+"""
+
+from __future__ import annotations
+
+from w5xde.control import events as ev
+from w5xde.control.leases import Lease, Leases
+from w5xde.control.modes import Mode
+from w5xde.control.plan import StepPlan
+from w5xde.control.tally import Tally
+from w5xde.control.verification import Verification
+from w5xde.control.work import StepWork
+from w5xde.tree import Span
+
+
+class Amends:
+    """Opens steps again."""
+
+    def __init__(self, mode: Mode, leases: Leases, tally: Tally, verification: Verification) -> None:
+        self._mode = mode
+        self._leases = leases
+        self._tally = tally
+        self._verification = verification
+
+    def end_leases(self, step: int) -> list[ev.Effect]:
+        """Nobody needs what is still lent of this step."""
+        needless: dict[str, list[int]] = {}
+        for lease in self._leases.of_step(step):
+            self._leases.end(lease)
+            needless.setdefault(lease.node, []).append(lease.id)
+        return [ev.Cancel(node, leases) for node, leases in needless.items()]
+
+    def undo(self, event: ev.Undone) -> list[ev.Effect]:
+        """The learner is as before the step: so is the version. Nothing, if that is known already."""
+        undone = self._tally.undo(event.step)
+        if not undone:
+            return []
+        # Whatever was decided after it was not made either.
+        self._leases.rewind(event.step.version)
+        text = f"{event.reason}: it is undone, and its batches are lent again"
+        return [
+            ev.Note("undone", text, {"step": event.step.plan.index}),
+            *(self._open(step.plan, step.version) for step in undone),
+        ]
+
+    def convict(self, event: ev.Verified, lease: Lease | str, reason: str, version: int) -> list[ev.Effect]:
+        """The node cheats, or is broken: nothing of it that is not applied yet ever will be."""
+        if isinstance(lease, Lease):
+            self._mode.give_back(lease)
+        node, applied = event.node, self._verification.applied_of(event.node)
+        text = f"{node} is turned out: {reason}; {applied} batches of it are in the model already"
+        effects: list[ev.Effect] = [
+            ev.Note("cheat", text, {"node": node, "applied": applied, "lease": event.lease}),
+            ev.Reject(node, event.lease, reason, fenced=isinstance(lease, str)),
+        ]
+        for work in self._mode.open_works:
+            if any(share[2] == node for _, shares in work.tree for share in shares):
+                effects += [*self.end_leases(work.plan.index), self._open(work.plan, version)]
+        return effects
+
+    def _open(self, plan: StepPlan, version: int) -> ev.Effect:
+        """Begin a step anew; what was set aside of it stays so."""
+        aside = {(each.epoch, each.batch) for each in self._tally.accounts.aside}
+        empty = [Span(i, i + 1) for i, key in enumerate(plan.keys) if key in aside]
+        self._mode.reopen(StepWork.again(plan, empty))
+        return ev.Reopen(plan, version, empty)

@@ -1,0 +1,26 @@
+"""What the core must know of a run's settings: plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from w5xde.control.judge import OFF
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """What the core must know of the run's settings."""
+
+    mode: str
+    staleness: int | None = None
+    seconds: float | None = None
+    evaluate_every: int | None = None
+    evaluates: bool = False
+    incarnation: int = 1
+    skip_bad_batches: bool = False
+    save_seconds: float | None = None
+    save_steps: int | None = None
+    logs_steps: bool = False
+    max_update_norm: str = OFF
+    # The share of leases that is verified.
+    verify: float = 0.0

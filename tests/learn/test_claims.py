@@ -1,0 +1,37 @@
+"""What a node says about its own work decides nothing: a batch weighs what we counted."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.learn.jobs import make, mlp, settings
+from w5xde.learn.learner import Contribution, Learner
+from w5xde.learn.prepare import prepare
+from w5xde.messages import Answer, Update
+from w5xde.tree import Span
+
+
+def test_a_node_has_no_words_for_how_much_it_weighs() -> None:
+    said = {*Answer.__struct_fields__, *Update.__struct_fields__}
+    assert said == {
+        "lease", "loss_sum", "seconds", "absent", "dropped", "failure", "codec", "body_bytes",
+        "version", "answers", "waited_seconds", "core_seconds", "codec_seconds", "network_seconds", "link",
+    }  # fmt: skip
+
+
+def learned(loss_sum: float) -> Learner:
+    learner = prepare(make(mlp()), settings()).learner
+    vector = learner.flat.blueprint.new_vector()
+    vector.raw.zero_()
+    vector.parts[0].copy_(torch.linspace(-1, 1, vector.parts[0].numel()))
+    learner.fold(0, 1, Span(0, 1), Contribution(vector, frozenset(), loss_sum, learner.gauge.norm(vector)))
+    learner.apply(learner.total(0))
+    return learner
+
+
+@pytest.mark.parametrize("loss_sum", [-1e29, 1e29, math.nan, math.inf])
+def test_what_a_node_says_of_its_loss_changes_no_weight(loss_sum: float) -> None:
+    assert learned(loss_sum).weights_sha256() == learned(1.0).weights_sha256()
