@@ -129,6 +129,8 @@ def test_json_is_one_object_and_the_run_folder_is_readable_without_w5xde(tmp_pat
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["samples"] == summary["samples"]
     kinds = [event["kind"] for event in events(folder)]
-    assert kinds[:3] == ["segment", "start", "joined"]
+    # The first checkpoint may be sooner than the first node.
+    assert kinds[:2] == ["segment", "start"]
+    assert kinds.index("joined") < kinds.index("lend")
     assert kinds[-1] == "stop"
     assert set(load_file(folder / "model.safetensors")) >= {"0.weight", "1.running_mean", "4.bias"}
