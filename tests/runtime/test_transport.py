@@ -15,7 +15,7 @@ from w5xde.protocol.session import COORDINATOR, NODE, WORKING
 from w5xde.protocol.wire import Body, Limits, encode
 from w5xde.runtime.door import Door, places_of
 from w5xde.runtime.route import Route
-from w5xde.runtime.transport import Connection
+from w5xde.runtime.transport import Connection, Owner
 from w5xde.ticket import Secret, Ticket
 
 LARGE = 8 * 1024 * 1024
@@ -30,14 +30,13 @@ class Ears:
         self.opened = asyncio.Event()
         self.lost = asyncio.Event()
         self.heard = asyncio.Event()
-        self.connection = Connection(
-            side,
+        owner = Owner(
             opened=lambda connection: self.opened.set(),
             heard=self._heard,
             lost=lambda connection, reason: self.lost.set(),
             alive=self._alive,
-            limits=Limits(1 << 20, LARGE),
         )
+        self.connection = Connection(side, owner, Limits(1 << 20, LARGE))
 
     def _heard(self, connection: Connection, message: Message, body: Body) -> None:
         self.messages.append((message, bytes(body)))

@@ -39,7 +39,7 @@ from w5xde.protocol.session import NODE
 from w5xde.protocol.wire import Body
 from w5xde.runtime.node import NODE_LIMITS
 from w5xde.runtime.route import Route
-from w5xde.runtime.transport import Connection
+from w5xde.runtime.transport import Connection, Owner
 from w5xde.ticket import Ticket, parse
 from w5xde.tree import Span
 
@@ -133,9 +133,7 @@ class Crowd:
                 self.is_over.set()
 
         def make() -> Connection:
-            return Connection(
-                NODE, opened=opened, heard=heard, lost=lost, alive=lambda: None, limits=NODE_LIMITS
-            )
+            return Connection(NODE, Owner(opened, heard, lost, alive=lambda: None), NODE_LIMITS)
 
         try:
             connection = await self._route.dial(make)

@@ -49,7 +49,7 @@ from w5xde.runtime.machine import host_name, machine_name
 from w5xde.runtime.passes import Pass
 from w5xde.runtime.roads import configure
 from w5xde.runtime.route import Route
-from w5xde.runtime.transport import Connection
+from w5xde.runtime.transport import Connection, Owner
 from w5xde.runtime.workbench import Done, Workbench
 
 # A layout of a very deep model takes a few MiB; a body may be a whole model or a large batch.
@@ -202,16 +202,15 @@ class Node:
 
     async def _dial(self) -> None:
         def make() -> Connection:
-            return Connection(
-                NODE,
+            owner = Owner(
                 opened=self._opened,
                 heard=self._heard,
                 lost=self._lost,
                 alive=lambda: self._core.heard(self._loop.time()),
-                limits=NODE_LIMITS,
                 configure=lambda sock: configure(sock, self._settings),
                 place=self._place,
             )
+            return Connection(NODE, owner, NODE_LIMITS)
 
         try:
             await self._route.dial(make)

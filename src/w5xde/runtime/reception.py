@@ -37,7 +37,7 @@ from w5xde.runtime.gate import Gate
 from w5xde.runtime.memory import available_bytes
 from w5xde.runtime.peer import Peer, Watch
 from w5xde.runtime.tickets import Refused
-from w5xde.runtime.transport import Connection
+from w5xde.runtime.transport import Connection, Owner
 
 # Answers to a few dozen leases, each with a failure's text at most.
 UPDATE_META_BYTES_MAX = 1024 * 1024
@@ -167,19 +167,16 @@ class Reception:
             if not self._open:
                 self._all_gone.set()
 
-        peer = Peer(
-            Connection(
-                COORDINATOR,
-                opened=opened,
-                heard=heard,
-                lost=lost,
-                alive=lambda: self._noticed(peer),
-                configure=self._configure,
-                place=lambda message, count: self._buffers.take(count),
-                admit=self._admit,
-            ),
-            visit,
+        owner = Owner(
+            opened=opened,
+            heard=heard,
+            lost=lost,
+            alive=lambda: self._noticed(peer),
+            configure=self._configure,
+            place=lambda message, count: self._buffers.take(count),
+            admit=self._admit,
         )
+        peer = Peer(Connection(COORDINATOR, owner), visit)
         return peer.connection
 
     def turned_away(self, address: str, kind: str, reason: str) -> None:

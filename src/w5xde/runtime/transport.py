@@ -13,6 +13,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from w5xde.errors import RemoteProtocolError
@@ -39,23 +40,25 @@ _NEWEST = 0.5
 LAST_WORDS_SECONDS = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose connection it is: what it is told, and what it is asked."""
+
+    opened: Callable[[Connection], None]
+    heard: Callable[[Connection, Message, Body], None]
+    lost: Callable[[Connection, str], None]
+    alive: Callable[[], None]
+    configure: Callable[[Any], None] = lambda sock: None
+    # Memory for a large body.
+    place: Callable[[Message, int], Body] | None = None
+    # May a body come now, or must it wait for `go_on`?
+    admit: Callable[[Connection, Message, int], bool] | None = None
+
+
 class Connection(asyncio.BufferedProtocol):
     """One peer."""
 
-    def __init__(
-        self,
-        side: str,
-        *,
-        opened: Callable[[Connection], None],
-        heard: Callable[[Connection, Message, Body], None],
-        lost: Callable[[Connection, str], None],
-        alive: Callable[[], None],
-        limits: Limits = GREETING_LIMITS,
-        configure: Callable[[Any], None] = lambda sock: None,
-        place: Callable[[Message, int], Body] | None = None,
-        admit: Callable[[Connection, Message, int], bool] | None = None,
-    ) -> None:
-        """`place` gives memory for a large body; `admit`: may it come now, or must it wait for `go_on`?"""
+    def __init__(self, side: str, owner: Owner, limits: Limits = GREETING_LIMITS) -> None:
         self.session = Session(side)
         self.peer = "?"
         self.bytes_sent = 0
@@ -68,10 +71,8 @@ class Connection(asyncio.BufferedProtocol):
         self._sending_since: float | None = None
         # Where the body that is arriving began: when, and after how many bytes.
         self._body_since: tuple[float, int] | None = None
-        self._decoder = Decoder(limits, place)
-        self._admit = admit
-        self._opened, self._heard, self._lost, self._alive = opened, heard, lost, alive
-        self._configure = configure
+        self._decoder = Decoder(limits, owner.place)
+        self._owner = owner
         self._transport: asyncio.Transport | None = None
         self._queue: deque[tuple[memoryview, Callable[[], None] | None]] = deque()
         self._unsent: list[Callable[[], None]] = []
@@ -119,8 +120,8 @@ class Connection(asyncio.BufferedProtocol):
             self._direct_bytes_min = math.inf
         address = transport.get_extra_info("peername")
         self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "this machine"
-        self._configure(transport.get_extra_info("socket"))
-        self._opened(self)
+        self._owner.configure(transport.get_extra_info("socket"))
+        self._owner.opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._decoder.get_buffer()
@@ -128,14 +129,14 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_received += nbytes
         # Any byte is a sign of life: a large body may take longer than silence is forgiven.
-        self._alive()
+        self._owner.alive()
         try:
             frames = self._decoder.buffer_updated(nbytes)
             if self._body_since is not None or self._decoder.is_in_body:
                 self._measure()
             for message, body in frames:
                 if self.session.hear(message, len(body)):
-                    self._heard(self, message, body)
+                    self._owner.heard(self, message, body)
         except RemoteProtocolError as error:
             self._reason, self.fault = error.what, error.code
             self.abort()
@@ -153,7 +154,8 @@ class Connection(asyncio.BufferedProtocol):
         elif self._body_since is None:
             self._body_since = (now, self.bytes_received)
             arriving = self._decoder.arriving
-            if self._admit is not None and arriving is not None and not self._admit(self, *arriving):
+            admit = self._owner.admit
+            if admit is not None and arriving is not None and not admit(self, *arriving):
                 self._pause_reading()
 
     def _pause_reading(self) -> None:
@@ -192,7 +194,7 @@ class Connection(asyncio.BufferedProtocol):
         self._unsent.clear()
         for sent in unsent:
             sent()
-        self._lost(self, self._reason or (str(exc) if exc else "the connection closed"))
+        self._owner.lost(self, self._reason or (str(exc) if exc else "the connection closed"))
 
     # --- our side ---------------------------------------------------------------------------------
 
