@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
 import threading
 from collections.abc import Iterator
@@ -170,7 +171,7 @@ def test_an_update_without_a_body_may_come_in_one_read_with_a_large_one() -> Non
             asked.append(body_bytes)
             return False
 
-        coordinator.connection._admit = admit
+        coordinator.connection._owner = dataclasses.replace(coordinator.connection._owner, admit=admit)
         transport = node.connection._transport
         assert transport is not None
         transport.write(heard + bytes(1000))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def test_a_body_that_must_wait_waits_and_then_comes(tmp_path: Path) -> None:
             asked.set()
             return False
 
-        node.connection._admit = admit
+        node.connection._owner = dataclasses.replace(node.connection._owner, admit=admit)
         kept = random.Random(2).randbytes(LARGE)
         coordinator.connection.send(Params(1, whole=False), [kept])
         await asyncio.wait_for(asked.wait(), 5)
