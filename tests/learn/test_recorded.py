@@ -17,18 +17,18 @@ from torch.nn.functional import cross_entropy
 from tests.learn import jobs
 from tests.learn.jobs import CLASSES, FEATURES, make, mlp, settings
 from tests.learn.pool import CPU, train_in_pool, welcome_of
-from w5xde.learn import recorded
+from w5xde.learn import recorded, shapes
 from w5xde.learn.enrol import prepare_node
-from w5xde.learn.job import Job
+from w5xde.learn.job import BatchFailed, Job
 from w5xde.learn.prepare import prepare
-from w5xde.learn.trainer import BatchFailed, Outcome, Task, Trainer
+from w5xde.learn.trainer import Outcome, Task, Trainer
 from w5xde.tree import Span
 
 
 @pytest.fixture(autouse=True)
 def anything_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long a batch takes on a busy machine shall not decide what is tested."""
-    monkeypatch.setattr(recorded, "SMALL_SECONDS", 60.0)
+    monkeypatch.setattr(shapes, "SMALL_SECONDS", 60.0)
 
 
 def trainer_of(job: Job, **given: Any) -> Trainer:

@@ -15,9 +15,10 @@ from tests.learn.pool import CPU, welcome_of
 from w5xde import Job
 from w5xde.errors import JoinError
 from w5xde.learn.enrol import prepare_node
+from w5xde.learn.job import BatchFailed
 from w5xde.learn.learner import Learner
 from w5xde.learn.prepare import Prepared, prepare
-from w5xde.learn.trainer import BatchFailed, Task, Trainer
+from w5xde.learn.trainer import Task, Trainer
 from w5xde.tree import Span
 
 

@@ -160,6 +160,10 @@ def _cannot_load(place: str, error: BaseException) -> JobError:
     )
 
 
+class BatchFailed(Exception):
+    """A batch could not be computed here; the text says why, in the user's words."""
+
+
 def describe(error: BaseException) -> str:
     """An exception in one line, with the user's own line it came from."""
     text = " ".join(harmless(str(error)).split())

@@ -11,6 +11,7 @@ gradients in place of parameters and differences in place of buffers.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -132,12 +133,78 @@ class Vector:
             mine.add_(theirs)
         return self
 
+    @property
+    def memory(self) -> memoryview:
+        """Its bytes, to be sent; a copy if they are on another device."""
+        return self.raw.cpu().numpy().data
+
     def is_same(self, other: Vector) -> bool:
         """Whether both hold the same bits; what lies between the parts does not count."""
         return all(
             torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
             for mine, theirs in zip(self.parts, other.parts, strict=True)
         )
+
+
+class Row(Vector):
+    """A vector that lies beside others in one block."""
+
+    __slots__ = ("block", "number")
+
+    def __init__(self, raw: Tensor, parts: list[Tensor], block: Block, number: int) -> None:
+        super().__init__(raw, parts)
+        self.block = block
+        self.number = number
+
+
+class Block:
+    """Vectors in a row, in the CPU's memory, to be used again when all that were given out are back."""
+
+    def __init__(self, blueprint: Blueprint, count: int) -> None:
+        raw = torch.zeros(count, blueprint.moving_bytes, dtype=torch.uint8)
+        # Of each part, those of all vectors.
+        self.parts = blueprint.parts(raw)
+        self.rows = [Row(raw[i], [part[i] for part in self.parts], self, i) for i in range(count)]
+        self._memory = raw.view(-1).numpy().data
+        self._row_bytes = blueprint.moving_bytes
+        self._given = 0
+        # Another thread may give back, so this only ever grows until we look.
+        self._returned: list[int] = []
+
+    def give(self, count: int) -> list[Row]:
+        self._returned.clear()
+        self._given = count
+        return self.rows[:count]
+
+    def take_back(self, row: Row) -> None:
+        self._returned.append(row.number)
+
+    @property
+    def is_free(self) -> bool:
+        return len(self._returned) == self._given
+
+    def memory(self, start: int, stop: int) -> memoryview:
+        return self._memory[start * self._row_bytes : stop * self._row_bytes]
+
+
+def memory_of(vectors: Sequence[Vector]) -> list[memoryview]:
+    """The bytes of all vectors, one after another; what lies together in one piece."""
+    pieces: list[memoryview] = []
+    at = 0
+    while at < len(vectors):
+        first, start = vectors[at], at
+        at += 1
+        if not isinstance(first, Row):
+            pieces.append(first.memory)
+            continue
+        number = first.number + 1
+        while at < len(vectors):
+            row = vectors[at]
+            if not isinstance(row, Row) or row.block is not first.block or row.number != number:
+                break
+            at, number = at + 1, number + 1
+        pieces.append(first.block.memory(first.number, first.number + at - start))
+    return pieces
 
 
 def moving_buffers(module: torch.nn.Module, changed: set[str]) -> set[str]:

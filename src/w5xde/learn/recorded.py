@@ -13,11 +13,10 @@ thing, bit by bit, on the first batches and then ever more rarely.
 
 from __future__ import annotations
 
-import math
-import time
 from _thread import get_ident
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
@@ -40,7 +39,7 @@ _WAYS_OUT = ("numpy", "tolist", "data_ptr", "untyped_storage", "__dlpack__")
 _aten = torch.ops.aten
 _QUICK: dict[Any, Callable[..., Any]] = {_aten.relu.default: torch.relu}
 # Those that can write where they wrote before.
-_QUICK_IN_PLACE: dict[Any, Callable[..., Any]] = {
+IN_PLACE: dict[Any, Callable[..., Any]] = {
     _aten.addmm.default: torch.addmm,
     _aten.mm.default: torch.mm,
     _aten.bmm.default: torch.bmm,
@@ -50,18 +49,19 @@ _QUICK_IN_PLACE: dict[Any, Callable[..., Any]] = {
     _aten._log_softmax.default: torch._log_softmax,
     _aten._log_softmax_backward_data.default: torch._log_softmax_backward_data,
 }
-
-
-# A batch that takes longer than this, so many times in a row, has little to gain.
-SMALL_SECONDS = 0.005
-TIMED_MAX = 8
-# So many batches of a shape are compared with the real thing; then the 8th, 16th, 32nd…, and each of these.
-COMPARED_FIRST = 4
-COMPARED_EVERY = 512
 # What a recording may keep for its results.
 BYTES_MAX = 16 * 1024 * 1024
-# Batches of ever new shapes are not worth watching.
-SHAPES_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A kernel, or a view, with the places of its tensors."""
+
+    func: Any
+    args: list[Any]
+    options: dict[str, Any]
+    results: list[Tensor | None]
+    several: bool
 
 
 def is_plain(loss: Tensor) -> bool:
@@ -180,33 +180,35 @@ class Recording:
         # Those that the batch made itself, and of these the ones that nothing was written into.
         self._own: set[int] = set()
         self._empty: set[int] = set()
-        self._bytes = 0
+        self.bytes = 0
         self._calls: list[Callable[[], object]] = []
-        self._inputs = [self._place(tensor, tensor.clone()) for tensor in inputs]
+        # What is called and looked at, in order, for whoever makes something else of it.
+        self.program: list[Call] = []
+        self.inputs = [self._place(tensor, tensor.clone()) for tensor in inputs]
         for tensor in steady:
             self._place(tensor, tensor.detach())
         for call in watcher.calls:
             self._add(*call)
-        self._loss = self._known(loss)
-        self._gradients = [
+        self.loss = self._known(loss)
+        self.gradients = [
             torch.zeros(each.numel(), dtype=each.dtype) if each.grad is None else self._known(each.grad)
             for each in parameters
         ]
         # As one row, if it lies like that already; else it is made one each time.
-        self._rows = [each.view(-1) if each.is_contiguous() else None for each in self._gradients]
+        self._rows = [each.view(-1) if each.is_contiguous() else None for each in self.gradients]
         # Which of the parameters took no part.
         self.absent = [i for i, each in enumerate(parameters) if each.grad is None]
         del self._places, self._own, self._empty
 
     def run(self, inputs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The same with another batch: its loss, and each parameter's gradient as one row, until the next."""
-        for place, tensor in zip(self._inputs, inputs, strict=True):
+        for place, tensor in zip(self.inputs, inputs, strict=True):
             place.copy_(tensor)
         for call in self._calls:
             call()
-        return self._loss, [
+        return self.loss, [
             each.reshape(-1) if row is None else row
-            for row, each in zip(self._rows, self._gradients, strict=True)
+            for row, each in zip(self._rows, self.gradients, strict=True)
         ]
 
     # --- making it --------------------------------------------------------------------------------
@@ -253,34 +255,36 @@ class Recording:
             raise Unfit(f"{func} gives something that is no tensor")
         placed = [self._placed(each) for each in args]
         options = {name: self._placed(each) for name, each in kwargs.items()}
+        several = isinstance(result, (tuple, list))
         if func.is_view:
             # Of what stays where it is: made once.
             views = func(*placed, **options)
-            for each, view in zip(
-                results, views if isinstance(result, (tuple, list)) else [views], strict=True
-            ):
+            views = list(views) if several else [views]
+            for each, view in zip(results, views, strict=True):
                 self._place(each, view)
+            self.program.append(Call(func, placed, options, views, several))
             return
         # What was written in place comes back as itself.
         fresh = [each for each in results if each is not None and id(each) not in self._places]
         for each in fresh:
             self._place(each, each.detach())
             self._own.add(id(each))
-            self._bytes += each.nbytes
-        if self._bytes > BYTES_MAX:
+            self.bytes += each.nbytes
+        if self.bytes > BYTES_MAX:
             raise Unfit(f"it would keep more than {BYTES_MAX} bytes")
         if func is _aten.new_empty_strided.default:
             self._empty.add(id(result))
             return
-        quick = _QUICK_IN_PLACE.get(func)
+        places = [None if each is None else self._known(each) for each in results]
+        self.program.append(Call(func, placed, options, places, several))
+        quick = IN_PLACE.get(func)
         if quick is not None:
             self._calls.append(partial(quick, *placed, **options, out=self._known(result)))
         elif not fresh:
             self._calls.append(partial(func._op, *placed, **options))
         else:
             kernel = partial(_QUICK.get(func, func._op), *placed, **options)
-            places = [None if each is None else self._known(each) for each in results]
-            self._calls.append(_moving(kernel, places, several=isinstance(result, (tuple, list))))
+            self._calls.append(moving(kernel, places, several=several))
 
     def _check_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What a batch made itself it may write into; but nothing else."""
@@ -295,7 +299,7 @@ class Recording:
                         raise Unfit("it writes into the model or the batch")
 
 
-def _moving(kernel: Callable[[], Any], places: list[Tensor | None], *, several: bool) -> Callable[[], object]:
+def moving(kernel: Callable[[], Any], places: list[Tensor | None], *, several: bool) -> Callable[[], object]:
     """A kernel that takes new memory each time, and what it gives copied to its place."""
 
     def call() -> None:
@@ -306,82 +310,3 @@ def _moving(kernel: Callable[[], Any], places: list[Tensor | None], *, several: 
                 place.copy_(given)
 
     return call
-
-
-class Shape:
-    """Batches of one shape, and how far we are with recording them."""
-
-    def __init__(self) -> None:
-        self.recording: Recording | None = None
-        self.is_unfit = False
-        self._batches = 0
-        self._seconds = math.inf
-
-    def watch(
-        self,
-        inputs: list[Tensor],
-        steady: Sequence[Tensor],
-        parameters: Sequence[Tensor],
-        compute: Callable[[], Tensor],
-    ) -> Tensor | None:
-        """The loss of a batch, computed as always and maybe watched. None: it cannot be, do it again."""
-        if self._seconds > SMALL_SECONDS:
-            started = time.perf_counter()
-            loss = compute()
-            self._seconds = time.perf_counter() - started
-            self._batches += 1
-            # Something larger spends its time in the kernels, and would only keep memory. The first batches
-            # of a small one may take long too: they load and warm up.
-            self.is_unfit = self._seconds > SMALL_SECONDS and self._batches == TIMED_MAX
-            return loss
-        try:
-            self.recording = Recording(inputs, steady, parameters, compute)
-        except Unfit:
-            self.is_unfit = True
-            return None
-        self._batches = 0
-        return self.recording.watched_loss
-
-    def is_next_compared(self) -> bool:
-        """Counts a batch; whether it is to be compared: the first few are, then ever more rarely."""
-        self._batches += 1
-        n = self._batches
-        return n <= COMPARED_FIRST or not n & (n - 1) or not n % COMPARED_EVERY
-
-    def give_up(self) -> None:
-        self.recording, self.is_unfit = None, True
-
-    def differs(self) -> bool:
-        """A batch gave something else than its recording; returns whether others were believed before."""
-        self.give_up()
-        return self._batches > COMPARED_FIRST
-
-
-def tensors_of(batch: Any) -> list[Any]:
-    """What a batch consists of; tensors, if it can be recorded."""
-    if type(batch) in (tuple, list):
-        return list(batch)
-    return list(batch.values()) if type(batch) is dict else [batch]
-
-
-class Recordings:
-    """A model's batches by shape."""
-
-    def __init__(self) -> None:
-        self._shapes: dict[Any, Shape] = {}
-
-    def find(self, batch: Any) -> tuple[Shape, list[Tensor]] | None:
-        """Which shape a batch is of, and its tensors; None if it is nothing to be recorded."""
-        inputs = tensors_of(batch)
-        key: list[Any] = [type(batch), *batch] if type(batch) is dict else [type(batch)]
-        for each in inputs:
-            if type(each) is not Tensor or each.requires_grad or not each.is_contiguous():
-                return None
-            key += [each.shape, each.stride(), each.dtype]
-        found = tuple(key)
-        shape = self._shapes.get(found)
-        if shape is None:
-            if len(self._shapes) >= SHAPES_MAX:
-                return None
-            shape = self._shapes[found] = Shape()
-        return None if shape.is_unfit else (shape, inputs)

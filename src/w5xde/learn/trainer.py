@@ -17,24 +17,19 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
+from w5xde.learn.ahead import Ahead, Batch, Key, Known
 from w5xde.learn.device import to_device
-from w5xde.learn.job import Job, describe
-from w5xde.learn.layout import Blueprint, FlatModel, Vector
-from w5xde.learn.recorded import Recordings, Shape, is_plain, tensors_of
+from w5xde.learn.job import BatchFailed, Job, describe
+from w5xde.learn.layout import Blueprint, FlatModel, Row, Vector
+from w5xde.learn.recorded import is_plain
 from w5xde.learn.seeding import seed_numpy, seed_python, torch_seeder
+from w5xde.learn.shapes import CHANGED, Recordings, Shape, tensors_of
 from w5xde.messages import MOVING, TRAINED, Rules
 from w5xde.tree import Span, batch_seed, halves
 
 # Vectors that were sent are used again: as many as travel together, if they are small.
 SPARE_MAX = 128
 SPARE_BYTES = 4 * 1024 * 1024
-
-# Which batch: its epoch, and its index there.
-Key = tuple[int, int]
-
-
-class BatchFailed(Exception):
-    """A batch could not be computed here; the text says why, in the user's words."""
 
 
 @dataclass(slots=True)
@@ -84,6 +79,11 @@ class Trainer:
         ]
         self._steady = [*flat.module.parameters(), *flat.module.buffers()]
         self._recordings = Recordings() if self._may_record() else None
+        self._ahead = (
+            Ahead(self._recordings, flat.blueprint, self._gradient_groups, self._scale, self._is_right)
+            if self._recordings is not None
+            else None
+        )
 
     def _may_record(self) -> bool:
         rules = self._rules
@@ -103,6 +103,15 @@ class Trainer:
         """Take over a version of the parameters, which may have been received into `memory` already."""
         self._flat.load(raw, whole=whole, in_place=in_place)
         self._buffers.remember(whole=whole)
+
+    def look_ahead(self, tasks: Sequence[Task]) -> None:
+        """These tasks come next: what of them can be computed together, is."""
+        if self._ahead is not None:
+            self._ahead.compute(
+                Batch((task.epoch, index), samples / task.samples, value)
+                for task in tasks
+                for index, samples, value in task.batches
+            )
 
     def compute(self, task: Task) -> Outcome:
         """The weighted sum of the gradients of a task's batches."""
@@ -132,6 +141,11 @@ class Trainer:
 
     def _one(self, batch: Any, key: Key, weight: float, absent: set[int]) -> tuple[Vector, float]:
         """One batch: its weighted gradients and its loss. By its recording, if there is one."""
+        known = self._ahead.take(key) if self._ahead is not None else None
+        if known is not None:
+            if absent:
+                absent.intersection_update([self._trained[i] for i in known.absent])
+            return known.vector, known.loss
         found = self._recordings.find(batch) if self._recordings is not None else None
         if found is None:
             return self._one_as_always(batch, key, weight, absent)
@@ -152,7 +166,7 @@ class Trainer:
             real, real_value = self._one_as_always(batch, key, weight, absent)
             if not _is_same((vector, value), (real, real_value)):
                 if shape.differs():
-                    raise BatchFailed(_CHANGED)
+                    raise BatchFailed(CHANGED)
                 return real, real_value
             self.recycle(real)
         return vector, value
@@ -182,9 +196,22 @@ class Trainer:
         loss = self._backward(to_device(batch, self._device), weight)
         return self._collect(absent), loss.item()
 
+    def _is_right(self, batch: Batch, known: Known) -> bool:
+        """Whether a batch gives that when it is computed as always."""
+        try:
+            real, loss = self._one_as_always(batch.value, batch.key, batch.weight, set())
+        except (Exception, SystemExit):
+            self._buffers.undo()
+            return False
+        is_same = _is_same((known.vector, known.loss), (real, loss))
+        self.recycle(real)
+        return is_same
+
     def recycle(self, vector: Vector) -> None:
         """Give back a vector that has been sent."""
-        if len(self._spare) < self._spare_max:
+        if isinstance(vector, Row):
+            vector.block.take_back(vector)
+        elif len(self._spare) < self._spare_max:
             self._spare.append(vector)
 
     def _seed(self, key: Key) -> None:
@@ -257,10 +284,6 @@ def _is_same(one: tuple[Vector, float], other: tuple[Vector, float]) -> bool:
     return one[0].is_same(other[0]) and struct.pack("d", one[1]) == struct.pack("d", other[1])
 
 
-_CHANGED = (
-    "the loss is no longer the function of model and batch that it was: some batches since may be wrong. Use"
-    " --recording off, or keep what changes in a buffer"
-)
 _UNEXPECTED = (
     "buffer {} changed, which it did not do in the first batch; buffers that change must do so in every batch"
 )

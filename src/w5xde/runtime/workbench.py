@@ -18,9 +18,10 @@ from w5xde.errors import RemoteProtocolError, W5xdeError
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.codecs.sender import CodecSender, goes_as_it_is
 from w5xde.learn.enrol import NodeParts
-from w5xde.learn.layout import Vector
+from w5xde.learn.job import BatchFailed
+from w5xde.learn.layout import Vector, memory_of
 from w5xde.learn.payload import Unpacker
-from w5xde.learn.trainer import BatchFailed, Task
+from w5xde.learn.trainer import Task
 from w5xde.messages import Answer, Loan, Params, Work
 from w5xde.protocol.wire import Body
 from w5xde.runtime.buffers import POOLED_BYTES_MIN
@@ -98,33 +99,45 @@ class Workbench:
         if work.link > 0:
             self._choice.link(work.link)
         done = Done([], [], [], 0.0, 0.0)
-        on_core = time.process_time()
+        begun, on_core = self._clock(), time.process_time()
         unpacker = Unpacker(body)
-        for loan in work.loans:
+        tasks = [self._task(loan, unpacker) for loan in work.loans]
+        self.parts.trainer.look_ahead([task for task in tasks if isinstance(task, Task)])
+        ahead_seconds = (self._clock() - begun) / max(1, len(tasks))
+        for loan, task in zip(work.loans, tasks, strict=True):
             begun = self._clock()
-            answer, vector = self._compute(loan, unpacker)
+            answer, vector = self._compute(loan, task, begun - ahead_seconds)
             done.compute_seconds += answer.seconds
             if vector is not None:
                 answer = self._pack(answer, vector, done, begun)
             done.answers.append(answer)
+        if self._sender is None:
+            done.pieces = memory_of(done.lent)
         done.core_seconds = time.process_time() - on_core
         return done
 
-    def _compute(self, loan: Loan, unpacker: Unpacker) -> tuple[Answer, Vector | None]:
-        if self._is_cancelled(loan.lease):
-            return Answer(loan.lease, dropped=True), None
-        parts = self.parts
-        begun = self._clock()
+    def _task(self, loan: Loan, unpacker: Unpacker) -> Task | W5xdeError:
+        """A loan with its batches; or what is wrong with them."""
+        source = self.parts.source
         try:
             batches = []
             for batch in loan.batches:
                 value: Any = unpacker.unpack(batch.item, batch.at)
-                if parts.source is not None:
-                    seed = batch_seed(parts.welcome.rules.seed, loan.epoch, batch.index)
-                    value = parts.source.read_indices(value, seed)
+                if source is not None:
+                    seed = batch_seed(self.parts.welcome.rules.seed, loan.epoch, batch.index)
+                    value = source.read_indices(value, seed)
                 batches.append((batch.index, batch.samples, value))
-            span = Span(loan.start, loan.stop)
-            outcome = parts.trainer.compute(Task(loan.epoch, span, loan.count, loan.samples, batches))
+        except W5xdeError as error:
+            return error
+        return Task(loan.epoch, Span(loan.start, loan.stop), loan.count, loan.samples, batches)
+
+    def _compute(self, loan: Loan, task: Task | W5xdeError, begun: float) -> tuple[Answer, Vector | None]:
+        if self._is_cancelled(loan.lease):
+            return Answer(loan.lease, dropped=True), None
+        try:
+            if isinstance(task, W5xdeError):
+                raise task
+            outcome = self.parts.trainer.compute(task)
         except (BatchFailed, W5xdeError) as error:
             return Answer(loan.lease, seconds=self._clock() - begun, failure=str(error)[:2000]), None
         seconds = self._clock() - begun
@@ -132,12 +145,10 @@ class Workbench:
         return answer, outcome.vector
 
     def _pack(self, answer: Answer, vector: Vector, done: Done, now: float) -> Answer:
-        raw = vector.raw.cpu()
         if self._sender is None:
-            done.pieces.append(raw.numpy().data)
             done.lent.append(vector)
             return answer
-        encoded = self._sender.encode(raw, now)
+        encoded = self._sender.encode(vector.raw.cpu(), now)
         self._codec_seconds += encoded.seconds
         done.pieces += encoded.pieces
         if encoded.spec == NONE:
