@@ -207,7 +207,10 @@ class Params(Frozen, frozen=True, tag="params"):
 
 
 class Loan(Frozen, frozen=True, array_like=True):
-    """A lease as the node sees it: batches `start..stop` of a step of `count` batches, `samples` in all."""
+    """A lease as the node sees it: batches `start..stop` of a step of `count` batches, `samples` in all.
+
+    If they are `apart`, each batch is a step of its own.
+    """
 
     lease: Count
     epoch: Count
@@ -216,6 +219,7 @@ class Loan(Frozen, frozen=True, array_like=True):
     count: Count
     samples: Count
     batches: list[Batch]
+    apart: bool = False
 
 
 class Work(Frozen, frozen=True, tag="work"):
@@ -230,7 +234,8 @@ class Work(Frozen, frozen=True, tag="work"):
 class Answer(Frozen, frozen=True, array_like=True):
     """What one lease gave. Its vector is in the body, in the order of the answers; a failure has none.
 
-    A vector that is encoded takes `body_bytes` of the body, any other as many as the layout says.
+    A vector that is encoded takes `body_bytes` of the body, any other as many as the layout says. Batches
+    that are apart have a vector each, none of them encoded.
     """
 
     lease: Count
@@ -242,6 +247,9 @@ class Answer(Frozen, frozen=True, array_like=True):
     failure: Text = ""
     codec: Label = "none"
     body_bytes: Count = 0
+    # Of batches that are apart, for each: its loss, and what is absent, if anything is.
+    losses: Annotated[list[float], Meta(max_length=ANSWERS_MAX)] = []
+    absents: Annotated[list[list[int]], Meta(max_length=ANSWERS_MAX)] = []
 
     def __post_init__(self) -> None:
         # There is one for every lease, and hardly any failed.

@@ -84,6 +84,7 @@ class Teller:
                 save_steps=int(given.pop("save", "0")) or None,
                 max_update_norm=given.pop("norm", "off"),
                 verify=float(given.pop("verify", "0")),
+                stretches=given.pop("stretches", "no") == "yes",
             ),
         )
         if given:

@@ -123,3 +123,46 @@ def test_a_batch_of_the_wrong_epoch_is_our_bug() -> None:
 def test_a_plan_of_known_length_discovers_nothing() -> None:
     with pytest.raises(ValueError, match="discovered"):
         plan(samples=4).discovered(0, 2)
+
+
+def all_stretches(of: Plan, most: int) -> list[StepPlan]:
+    found = []
+    while (stretch := of.next_stretch(most)) is not None:
+        found.append(stretch)
+    return found
+
+
+def test_steps_of_one_batch_can_be_planned_as_stretches() -> None:
+    found = all_stretches(plan(samples=9, step=1, epochs=2), 3)
+    assert [(s.index, s.epoch, s.first, s.sizes, s.ends_epoch) for s in found] == [
+        (0, 0, 0, (2, 2, 2), False), (3, 0, 3, (2, 1), True),
+        (5, 1, 0, (2, 2, 2), False), (8, 1, 3, (2, 1), True),
+    ]  # fmt: skip
+    assert all(stretch.apart and stretch.steps == stretch.count for stretch in found)
+    singles = [single for stretch in found for single in stretch.singly]
+    assert singles == all_steps(plan(samples=9, step=1, epochs=2))
+
+
+def test_a_stretch_ends_with_the_steps_of_the_run() -> None:
+    assert [s.sizes for s in all_stretches(plan(samples=9, step=1, steps=4), 3)] == [(2, 2, 2), (2,)]
+
+
+def test_a_stretch_of_a_stream_is_what_is_known_but_for_one() -> None:
+    stream = plan(samples=None, step=1)
+    assert stream.next_stretch(8) is None
+    stream.discovered(0, 2)
+    assert stream.next_stretch(8) is None
+    stream.discovered(0, 2)
+    stream.discovered(0, 2)
+    assert stream.next_stretch(8) == StepPlan(0, 0, 0, (2, 2), ends_epoch=False, apart=True)
+    stream.discovered(0, 0)
+    assert stream.next_stretch(8) == StepPlan(2, 0, 2, (2,), ends_epoch=True, apart=True)
+
+
+def test_a_stretch_that_was_lost_is_planned_again_one_by_one() -> None:
+    before = plan(samples=10, step=1)
+    lost = before.next_stretch(3)
+    assert lost is not None
+    after = plan(samples=10, step=1)
+    after.resume(before.cursor, [lost])
+    assert all_steps(after) == all_steps(plan(samples=10, step=1))

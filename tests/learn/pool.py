@@ -132,7 +132,7 @@ def train_in_pool(job: Job, settings: Settings, *, nodes: int, seed: int) -> Tra
                 trained.answers["taken"] += 1
                 taken.put(span, None)
                 learner.fold(step.index, step.count, span, contribution)
-        trained.losses.append(learner.apply(learner.total(step.index)) / step.samples)
+        trained.losses.append(learner.apply(learner.totals(step.index))[0] / step.samples)
     trained.sha256 = learner.weights_sha256()
     return trained
 

@@ -60,7 +60,7 @@ class Training:
         with torch.random.fork_rng():
             given = self._node.compute(self.learner, self._source, plan, whole)
         self.learner.fold(plan.index, plan.count, whole, given)
-        self.learner.apply(self.learner.total(plan.index))
+        self.learner.apply(self.learner.totals(plan.index))
         return self.learner.weights_sha256()
 
     def steps(self, count: int) -> list[str]:

@@ -18,6 +18,7 @@ def test_a_node_has_no_words_for_how_much_it_weighs() -> None:
     said = {*Answer.__struct_fields__, *Update.__struct_fields__}
     assert said == {
         "lease", "loss_sum", "seconds", "absent", "dropped", "failure", "codec", "body_bytes",
+        "losses", "absents",
         "version", "answers", "waited_seconds", "core_seconds", "codec_seconds", "network_seconds", "link",
     }  # fmt: skip
 
@@ -28,7 +29,7 @@ def learned(loss_sum: float) -> Learner:
     vector.raw.zero_()
     vector.parts[0].copy_(torch.linspace(-1, 1, vector.parts[0].numel()))
     learner.fold(0, 1, Span(0, 1), Contribution(vector, frozenset(), loss_sum, learner.gauge.norm(vector)))
-    learner.apply(learner.total(0))
+    learner.apply(learner.totals(0))
     return learner
 
 

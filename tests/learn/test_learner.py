@@ -118,14 +118,14 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing(spoil: float) -> No
     job = make(mlp(lambda: nn.BatchNorm1d(16)), scheduler=lambda optimizer: StepLR(optimizer, 1))
     learner = prepare(job, settings(clip_norm=1.0)).learner
     learner.fold(0, 1, Span(0, 1), _contribution(learner, job))
-    learner.apply(learner.total(0))
+    learner.apply(learner.totals(0))
     before = learner.weights_sha256()
     optimizer = copy.deepcopy(learner.optimizer.state_dict())
     bad = _contribution(learner, job, spoil)
     assert not learner.gauge.is_finite(bad.vector)
     learner.fold(1, 1, Span(0, 1), bad)
     with pytest.raises(Spoiled, match="step 2"):
-        learner.apply(learner.total(1))
+        learner.apply(learner.totals(1))
     assert learner.weights_sha256() == before
     assert learner.version == 1
     assert str(learner.optimizer.state_dict()) == str(optimizer)
@@ -140,7 +140,7 @@ def test_a_sum_that_overflows_is_found_though_each_part_was_finite() -> None:
         assert learner.gauge.is_finite(part.vector)
         learner.fold(0, 2, Span(batch, batch + 1), part)
     with pytest.raises(Spoiled):
-        learner.apply(learner.total(0))
+        learner.apply(learner.totals(0))
     assert learner.weights_sha256() == before
 
 
@@ -151,7 +151,7 @@ def test_a_snapshot_stays_as_it_is_while_the_model_moves_on() -> None:
     before = bytes(snapshot)
     assert learner.snapshot(whole=False) is snapshot
     learner.fold(0, 1, Span(0, 1), _contribution(learner, job))
-    learner.apply(learner.total(0))
+    learner.apply(learner.totals(0))
     assert bytes(snapshot) == before
     assert bytes(learner.snapshot(whole=False)) != before
 
@@ -166,7 +166,7 @@ def test_running_statistics_that_are_applied_late_settle_and_do_not_swing() -> N
     for step in range(400):
         # All of them would pull it the same way for forty steps before one sees what the others did.
         learner.fold(step, 1, Span(0, 1), late.pop(0), staleness=min(step, 40))
-        learner.apply(learner.total(step))
+        learner.apply(learner.totals(step))
         late.append(helper.contribution(learner))
         lowest = min(lowest, float(variance.min()))
     assert lowest > 0

@@ -155,21 +155,21 @@ def test_a_step_that_spoils_the_state_is_undone_to_the_bit(name: str, sound: int
     learner, other = learner_of(make_optimizer), learner_of(make_optimizer)
     for each in (learner, other):
         for i in range(sound):
-            each.apply(total(each, 1e-10, seed=i))
+            each.apply([total(each, 1e-10, seed=i)])
     before = state_of(learner)
-    _, spoiled = learner.apply_all([total(learner, wild, seed=9)])
+    _, spoiled = learner.apply_all([[total(learner, wild, seed=9)]])
     if spoiled is None:
         # Large enough to be the last that it bears.
-        other.apply(total(other, wild, seed=9))
+        other.apply([total(other, wild, seed=9)])
         before = state_of(learner)
-        _, spoiled = learner.apply_all([total(learner, wild, seed=9)])
+        _, spoiled = learner.apply_all([[total(learner, wild, seed=9)]])
     assert spoiled is not None
     assert spoiled.is_undone
     assert are_same(state_of(learner), before)
     # And it goes on as if nothing had been tried.
     for each in (learner, other):
         for i in range(3):
-            each.apply(total(each, 1e-10, seed=20 + i))
+            each.apply([total(each, 1e-10, seed=20 + i)])
     assert learner.version == other.version
     assert are_same(state_of(learner), state_of(other))
 
@@ -179,30 +179,30 @@ def test_of_many_steps_only_those_before_the_spoiled_one_are_made(at: int) -> No
     learner, other = learner_of(OPTIMIZERS["fused adam"][0]), learner_of(OPTIMIZERS["fused adam"][0])
     sizes = [1.0] * 5
     sizes[at] = 1e30
-    losses, spoiled = learner.apply_all([total(learner, size, seed=i) for i, size in enumerate(sizes)])
+    losses, spoiled = learner.apply_all([[total(learner, size, seed=i)] for i, size in enumerate(sizes)])
     assert len(losses) == at
     assert spoiled is not None
     assert f"step {at + 1} " in str(spoiled)
     for i in range(at):
-        other.apply(total(other, seed=i))
+        other.apply([total(other, seed=i)])
     assert are_same(state_of(learner), state_of(other))
     assert learner.version == at
 
 
 def test_many_sound_steps_are_those_made_one_by_one() -> None:
     learner, other = learner_of(OPTIMIZERS["adam"][0]), learner_of(OPTIMIZERS["adam"][0])
-    losses, spoiled = learner.apply_all([total(learner, seed=i) for i in range(6)])
-    assert (losses, spoiled) == ([1.0] * 6, None)
+    losses, spoiled = learner.apply_all([[total(learner, seed=i)] for i in range(6)])
+    assert (losses, spoiled) == ([[1.0]] * 6, None)
     for i in range(6):
-        other.apply(total(other, seed=i))
+        other.apply([total(other, seed=i)])
     assert are_same(state_of(learner), state_of(other))
 
 
 def test_a_schedule_does_not_count_a_step_that_was_undone() -> None:
     learner = learner_of(lambda params: SGD(params, lr=1e20), scheduler=lambda o: StepLR(o, 1, gamma=0.5))
-    learner.apply(total(learner, 1e-30))
+    learner.apply([total(learner, 1e-30)])
     with pytest.raises(Spoiled):
-        learner.apply(total(learner, 1e30))
+        learner.apply([total(learner, 1e30)])
     assert learner.optimizer.param_groups[0]["lr"] == 0.5e20
 
 
@@ -219,7 +219,7 @@ def test_a_mask_of_minus_infinity_is_no_reason_to_undo() -> None:
     learner = prepare(make(Masked), settings()).learner
     vector = learner.flat.blueprint.new_vector()
     vector.raw.zero_()
-    learner.apply(Total(1, Contribution(vector, frozenset(), 1.0, 0.0)))
+    learner.apply([Total(1, Contribution(vector, frozenset(), 1.0, 0.0))])
     assert learner.version == 1
 
 
@@ -232,9 +232,9 @@ def test_a_large_model_is_not_copied_and_says_that_it_could_not_be_undone() -> N
         settings(),
     ).learner
     assert not learner.undoes
-    learner.apply(total(learner, 1e-3))
+    learner.apply([total(learner, 1e-3)])
     with pytest.raises(Spoiled) as raised:
-        learner.apply(total(learner, 3e38, seed=2))
+        learner.apply([total(learner, 3e38, seed=2)])
     assert not raised.value.is_undone
 
 
@@ -242,6 +242,6 @@ def test_a_sum_of_tame_parts_is_finite_without_a_look() -> None:
     learner = learner_of(SGD_)
     for place in range(2):
         learner.fold(0, 2, Span(place, place + 1), total(learner, seed=place).contribution)
-    whole = learner.total(0)
+    (whole,) = learner.totals(0)
     real = float(torch.linalg.vector_norm(whole.contribution.vector.parts[0]))
     assert real <= whole.contribution.norm

@@ -157,7 +157,7 @@ class Books:
                     effect.version == self._version,
                     f"step {effect.plan.index} is to be version {effect.version}",
                 )
-                self._version += 1
+                self._version += effect.steps
             case ev.Close():
                 if effect.reason.startswith("silent"):
                     silent = self._awake_at(now) - self._hands[effect.node].heard_awake
@@ -197,22 +197,20 @@ class Books:
             wrong = self._wrong_with(lease, effect.node, was_closing)
             if wrong:
                 raise AssertionError(f"{lease} {wrong}")
-            self._begun = max(self._begun, lease.step.index)
+            self._begun = max(self._begun, lease.step.index + lease.step.steps - 1)
             self.leases[lease.id] = self._outstanding[lease.id] = lease
             hand.leases.add(lease.id)
         allowed = WINDOW_LEASES
         if self._scenario.mode == "async":
             # Two frames, and all nodes together two thirds of the staleness.
             allowed = max(WINDOW_LEASES, 2 * ((self._scenario.staleness + 1) // 3))
-        require(
-            len(hand.leases) <= allowed,
-            f"{effect.node} holds {len(hand.leases)} leases, {allowed} are allowed",
-        )
+        held = sum(self.leases[number].steps for number in hand.leases)
+        require(held <= allowed, f"{effect.node} holds leases of {held} steps, {allowed} are allowed")
 
     def _wrong_with(self, lease: Lease, node: str, was_closing: bool) -> str:
         step = lease.step
         planned = (
-            self._scenario.steps[step.index]
+            self._scenario.planned(step.index, step.steps)
             if step.index >= 0
             else (step.epoch, step.first, self._scenario.epochs[step.epoch][step.first : step.first + 1])
         )
@@ -251,7 +249,8 @@ class Books:
             is_its = event.node == lease.node and lease.id in leases_of(event)
             require(is_its, f"{event} is folded as {lease}")
         require(self._outstanding.pop(lease.id, None) == lease, f"{lease} is folded, but is not outstanding")
-        stale = self._version - lease.version
+        # Of a stretch the last batch is applied so many versions later.
+        stale = self._version + lease.steps - 1 - lease.version
         bound = self._scenario.staleness if self._scenario.mode == "async" else 0
         require(stale <= bound, f"{lease} is {stale} versions old, {bound} are allowed")
 

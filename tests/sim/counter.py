@@ -17,13 +17,17 @@ from w5xde.control import events as ev
 Sum = tuple[Any, ...]
 
 
-def batches_of(total: Any) -> list[int]:
-    """The batches of a sum, in its order; an empty place has none."""
+def leaves_of(total: Any) -> list[Sum]:
+    """The batches of a sum, in its order, as sums of one; an empty place has none."""
     if total is None:
         return []
     if len(total) == 3:
-        return [total[1]]
-    return batches_of(total[0]) + batches_of(total[1])
+        return [total]
+    return leaves_of(total[0]) + leaves_of(total[1])
+
+
+def batches_of(total: Any) -> list[int]:
+    return [batch for _, batch, _ in leaves_of(total)]
 
 
 # What a lie is made of: no sum at all.
@@ -41,12 +45,13 @@ class Counter:
 
     def apply(self, step: ev.Step, total: Sum) -> None:
         sizes, first = step.plan.sizes, step.plan.first
-        for batch in batches_of(total):
-            start = batch * self._batch_size
-            for sample in range(start, start + sizes[batch - first]):
-                self.counts[step.plan.epoch][sample] += 1
-        self.value = hashlib.sha256(f"{self.value}{total}".encode()).hexdigest()
-        self.version += 1
+        for each in leaves_of(total) if step.plan.apart else [total]:
+            for batch in batches_of(each):
+                start = batch * self._batch_size
+                for sample in range(start, start + sizes[batch - first]):
+                    self.counts[step.plan.epoch][sample] += 1
+            self.value = hashlib.sha256(f"{self.value}{each}".encode()).hexdigest()
+            self.version += 1
 
     # --- what a checkpoint keeps ------------------------------------------------------------------
 

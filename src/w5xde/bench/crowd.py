@@ -151,13 +151,17 @@ class Crowd:
             self.latencies.append(now - self._answered_at[connection])
         answers, pieces = [], []
         for loan in work.loans:
-            vector, loss = self._captured.next() if self._captured is not None else (b"", 0.0)
-            batches = loan.stop - loan.start
-            samples = sum(batch.samples for batch in loan.batches)
-            seconds = batches * self._compute_seconds
-            answers.append(Answer(loan.lease, loss_sum=loss * samples, seconds=seconds))
-            pieces.append(vector)
-            self.updates += batches
+            seconds = len(loan.batches) * self._compute_seconds
+            # A vector for each batch that is apart, else one for all of them.
+            sizes = [batch.samples for batch in loan.batches]
+            losses = []
+            for samples in sizes if loan.apart else [sum(sizes)]:
+                vector, loss = self._captured.next() if self._captured is not None else (b"", 0.0)
+                losses.append(loss * samples)
+                pieces.append(vector)
+            told = losses if loan.apart else []
+            answers.append(Answer(loan.lease, loss_sum=sum(losses), seconds=seconds, losses=told))
+            self.updates += len(sizes)
         connection.send(Update(work.version, answers), pieces)
         self._answered_at[connection] = self._loop.time()
 

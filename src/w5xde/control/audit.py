@@ -44,6 +44,16 @@ class _Applied:
     def batches(self) -> list[int]:
         return [self.first + i for start, stop, _, _ in self.shares for i in range(start, stop)]
 
+    def singly(self) -> list[_Applied]:
+        """The same if every batch was applied as a step of its own."""
+        found = [
+            _Applied(self.epoch, self.first + i, [self.sizes[i]], False, [(0, 1, node, lease)])
+            for start, stop, node, lease in sorted(self.shares)
+            for i in range(start, stop)
+        ]
+        found[-1].ends_epoch = self.ends_epoch
+        return found
+
 
 class Auditor:
     """`read` every record, then `close`."""
@@ -266,6 +276,7 @@ class Auditor:
         sizes = [size for size, count in record["sizes"] for _ in range(count)]
         shares = [(start, stop, node, lease) for start, stop, node, lease in record["shares"]]
         step = _Applied(record["epoch"], record["first"], sizes, record["ends_epoch"], shares)
+        is_apart = record.get("apart", False)
         self._require_planned(step)
         if not is_replayed:
             for start, stop, node, number in shares:
@@ -283,7 +294,7 @@ class Auditor:
             if before is not None:
                 self._wrong(f"applies batch {batch} of epoch {step.epoch + 1} again, after version {before}")
             self._applied[step.epoch, batch] = record["version"]
-        self._steps.append(step)
+        self._steps += step.singly() if is_apart else [step]
         if is_replayed and self._void:
             self._void -= 1
             self._found.steps_redone -= 1

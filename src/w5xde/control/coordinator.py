@@ -48,7 +48,7 @@ class CoordinatorCore:
         self.mode: Mode = (
             Sync(plan, self.members, self.leases)
             if settings.mode == "sync"
-            else Async(plan, self.members, self.leases, settings.staleness)
+            else Async(plan, self.members, self.leases, settings.staleness, stretches=settings.stretches)
         )
         # How many steps were decided; the learner applies them in this order, maybe a moment later.
         self.version = 0
@@ -269,7 +269,7 @@ class CoordinatorCore:
         decided = ev.Step(step, self.version, shares)
         self.tally.decide(decided)
         self._verification.applied(shares)
-        self.version += 1
+        self.version += decided.steps
         effects += [decided, *told]
         for node, reason in out.items():
             effects += self._turn_out(node, reason, now)

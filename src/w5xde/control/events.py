@@ -187,7 +187,10 @@ class Reject:
 
 @dataclass(slots=True)
 class Fold:
-    """Add the vector that came for this lease to its step's tree; it was computed so many versions ago."""
+    """Add what came for this lease to its step; it was computed so many versions ago.
+
+    Of a stretch that is so for its first batch; for each after it one more.
+    """
 
     lease: Lease
     staleness: int = 0
@@ -195,11 +198,19 @@ class Fold:
 
 @dataclass(slots=True)
 class Step:
-    """Every batch of the step is in: step the optimizer. `shares` tells who gave which batches."""
+    """Every batch of the step is in: step the optimizer. `shares` tells who gave which batches.
+
+    Of a stretch every batch is in: step it for each.
+    """
 
     plan: StepPlan
     version: int
     shares: list[Share]
+
+    @property
+    def steps(self) -> int:
+        """How many versions it makes."""
+        return sum(stop - start for start, stop, _, _ in self.shares) if self.plan.apart else 1
 
     @property
     def samples(self) -> int:

@@ -17,12 +17,14 @@ from w5xde.control.plan import Plan
 from w5xde.control.work import StepWork
 from w5xde.tree import Span
 
-# Batches worth about this long travel together; small models would otherwise only send messages.
+# Steps worth about this long travel together; small models would otherwise only send messages.
 FRAME_SECONDS = 0.004
-FRAME_LEASES_MAX = 64
+FRAME_STEPS_MAX = 64
 # The bound if none is set: enough that four frames of some batches are under way, and for everybody.
 STALENESS_MIN = 48
 STALENESS_OF_ONE = 4
+# However little was expected, so long may any node be late: another process may just have its core.
+LATE_SECONDS_MIN = 0.05
 # A node that beats but does not answer for this long (or four times what was expected) is overtaken.
 STUCK_SECONDS_MIN = 10.0
 
@@ -30,9 +32,19 @@ STUCK_SECONDS_MIN = 10.0
 class Async(Mode):
     """Every node works on steps of its own; an answer is applied as it comes, if it is fresh enough."""
 
-    def __init__(self, plan: Plan, members: Members, leases: Leases, staleness: int | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        members: Members,
+        leases: Leases,
+        staleness: int | None,
+        *,
+        stretches: bool = False,
+    ) -> None:
+        """With `stretches` the steps of a frame, of one batch each, are one lease."""
         super().__init__(plan, members, leases)
         self._bound = staleness
+        self._stretches = stretches
         self._works: dict[int, StepWork] = {}
         self._applying: set[int] = set()
         self._again: deque[StepWork] = deque()
@@ -61,8 +73,9 @@ class Async(Mode):
             return f"step {lease.step.index} is complete"
         if work.tree.covers(lease.span):
             return "somebody else was sooner"
-        if version - lease.version > self.staleness:
-            return f"computed on version {lease.version}, now {version}; the bound is {self.staleness}"
+        last = version + lease.steps - 1
+        if last - lease.version > self.staleness:
+            return f"computed on version {lease.version}, for version {last}; the bound is {self.staleness}"
         return ""
 
     def take(self, lease: Lease) -> StepWork | None:
@@ -130,7 +143,7 @@ class Async(Mode):
             # What came back may be for somebody else to try, who would not be in turn.
             for one in [member] if self._again else self.members.in_turn([member], now):
                 found += self._fill(one, version, now)
-                if len(one.pending) <= self._frame_leases(one):
+                if self._held_steps(one) <= self._frame_steps(one):
                     unserved.append(one)
         for member in unserved:
             self._waiting[member.name] = member
@@ -139,8 +152,8 @@ class Async(Mode):
     def _fill(self, member: Member, version: int, now: float) -> list[list[Lease]]:
         """As many frames as the member can hold, and as there is room for."""
         found: list[list[Lease]] = []
-        frame = self._frame_leases(member)
-        while len(member.pending) <= frame:
+        frame = self._frame_steps(member)
+        while self._held_steps(member) <= frame:
             room = self._room(version, now)
             if room < frame and (member.pending or room < 1):
                 break
@@ -155,39 +168,46 @@ class Async(Mode):
 
         A node that takes longer than it should is waited for as long again; then the others go on.
         """
-        for overdue, oldest in enumerate(self.leases):
-            if now - oldest.expected_at <= oldest.expected_at - oldest.granted_at:
-                return self.staleness + 1 - (len(self.leases) - overdue) - (version - oldest.version)
+        lent = self.leases.steps
+        for oldest in self.leases:
+            if now - oldest.expected_at <= max(LATE_SECONDS_MIN, oldest.expected_at - oldest.granted_at):
+                return self.staleness + 1 - lent - (version - oldest.version)
+            lent -= oldest.steps
         return self.staleness + 1
 
-    def _frame_leases(self, member: Member) -> int:
-        """How many leases travel together: two such frames for each that can run, half of that to spare."""
+    def _held_steps(self, member: Member) -> int:
+        return member.pending_batches if self._stretches else len(member.pending)
+
+    def _frame_steps(self, member: Member) -> int:
+        """How many steps travel together: two such frames for each that can run, half of that to spare."""
         if not member.compute_seconds:
             return 1
         fresh = (self.staleness + 1) // (3 * max(1, self.members.parallel))
-        return max(1, min(int(FRAME_SECONDS / member.compute_seconds), fresh, FRAME_LEASES_MAX))
+        return max(1, min(int(FRAME_SECONDS / member.compute_seconds), fresh, FRAME_STEPS_MAX))
 
     def _lend_some(self, member: Member, count: int, version: int, now: float) -> list[Lease]:
+        """Leases for so many steps."""
         leases: list[Lease] = []
-        while len(leases) < count:
-            found = self._next_span(member)
+        while count > 0:
+            found = self._next_span(member, count)
             if found is None:
                 break
             leases.append(self.lend(member, *found, version, now))
+            count -= leases[-1].steps
         return leases
 
-    def _next_span(self, member: Member) -> tuple[StepWork, Span] | None:
+    def _next_span(self, member: Member, most: int) -> tuple[StepWork, Span] | None:
         """A whole step, or what of one came back: after a failure batch by batch."""
         for _ in range(len(self._again)):
             work = self._again.popleft()
             if work.plan.index not in self._works or not work.free:
                 continue
-            span = work.carve(member.name, work.plan.count, self.members)
+            span = work.carve(member.name, most if work.plan.apart else work.plan.count, self.members)
             if work.free:
                 self._again.append(work)
             if span is not None:
                 return work, span
-        step = self.plan.next_step()
+        step = self.plan.next_stretch(most) if self._stretches else self.plan.next_step()
         if step is None:
             return None
         work = self._works[step.index] = StepWork(step)

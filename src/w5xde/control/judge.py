@@ -124,9 +124,9 @@ class Judge:
 
     def doubt(self, lease: Lease, norm: float, *, is_alone: bool) -> str:
         """Why an update of this norm is not to be taken, or nothing."""
-        batches = lease.span.count
-        # The mean gradient of its batches; a step of one lease is one already.
-        mean = norm if batches == lease.step.count else norm * lease.step.samples / lease.samples
+        # Of a stretch it is the largest of its batches' norms.
+        batches = 1 if lease.step.apart else lease.span.count
+        mean = _mean(lease, norm)
         limit = self._limit.of(batches)
         if mean > limit:
             if not self._is_confirmed(lease, mean, is_alone=is_alone):
@@ -155,8 +155,7 @@ class Judge:
     def refused(self, lease: Lease, norm: float) -> None:
         """An update for this lease was not usable: infinite, or larger than is believed."""
         case = self._cases.setdefault(lease.step.index, _Case())
-        mean = norm * lease.step.samples / lease.samples
-        case.suspects.append(Suspect(lease.node, lease.span, mean, lease.where))
+        case.suspects.append(Suspect(lease.node, lease.span, _mean(lease, norm), lease.where))
 
     def close(self, step: int, shares: list[Share]) -> list[Fault]:
         """The step is complete: whose updates were refused although all of their batches are good?"""
@@ -171,6 +170,12 @@ class Judge:
     def _fault(self, suspect: Suspect) -> Fault:
         count = self._faults[suspect.node] = self._faults.get(suspect.node, 0) + 1
         return Fault(suspect.node, suspect.where, count)
+
+
+def _mean(lease: Lease, norm: float) -> float:
+    """The norm of the mean gradient of its batches; a step of one lease is one already."""
+    is_whole = lease.step.apart or lease.span.count == lease.step.count
+    return norm if is_whole else norm * lease.step.samples / lease.samples
 
 
 def _is_at_fault(suspect: Suspect, case: _Case, shares: list[Share]) -> bool:

@@ -37,6 +37,11 @@ class Lease:
         return f"{batches} of epoch {self.step.epoch + 1}"
 
     @property
+    def steps(self) -> int:
+        """How many optimizer steps its answer takes part in."""
+        return self.span.count if self.step.apart else 1
+
+    @property
     def samples(self) -> int:
         return sum(self.step.sizes[self.span.start : self.span.stop])
 
@@ -48,6 +53,8 @@ class Leases:
         self._next = (incarnation << INCARNATION_SHIFT) + 1
         self._leases: dict[int, Lease] = {}
         self._of_step: dict[int, dict[int, Lease]] = {}
+        # How many optimizer steps all of them take part in.
+        self.steps = 0
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -69,6 +76,7 @@ class Leases:
         if lease.id in self._leases:
             raise ValueError(f"lease {lease.id} exists")
         self._leases[lease.id] = lease
+        self.steps += lease.steps
         self._of_step.setdefault(lease.step.index, {})[lease.id] = lease
 
     def settle(self, lease: int, node: str) -> Lease | str:
@@ -83,6 +91,7 @@ class Leases:
 
     def end(self, lease: Lease) -> None:
         del self._leases[lease.id]
+        self.steps -= lease.steps
         of_step = self._of_step[lease.step.index]
         del of_step[lease.id]
         if not of_step:

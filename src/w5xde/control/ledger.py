@@ -10,7 +10,8 @@
     fenced    an answer to a lease that was not outstanding there: nothing happened
     cancelled, expired    leases that ended without an answer
     aside     a batch that fails wherever it is tried
-    step      applied: which batches, from whom ([start, stop, node, lease] each)
+    step      applied: which batches, from whom ([start, stop, node, lease] each); `apart`: each batch as a
+              step of its own
     undo      a step begins anew: it would have spoiled the model, or a cheat had a part in it
     checkpoint            a checkpoint is durable: its version and hash
     stop      the end, and why
@@ -100,7 +101,9 @@ class Scribe:
 
 def record_of(step: ev.Step) -> Record:
     plan = step.plan
-    return {
+    # What is usual is left out.
+    apart = {"apart": True} if plan.apart else {}
+    return apart | {
         "kind": "step",
         "step": plan.index,
         "version": step.version,
@@ -117,5 +120,6 @@ def record_of(step: ev.Step) -> Record:
 def step_of(record: Record) -> ev.Step:
     """The step that a `step` record tells of."""
     sizes = tuple(size for size, count in record["sizes"] for _ in range(count))
-    plan = StepPlan(record["step"], record["epoch"], record["first"], sizes, record["ends_epoch"])
+    place = record["step"], record["epoch"], record["first"]
+    plan = StepPlan(*place, sizes, record["ends_epoch"], record.get("apart", False))
     return ev.Step(plan, record["version"], [tuple(share) for share in record["shares"]])

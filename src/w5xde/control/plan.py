@@ -1,6 +1,7 @@
 """The plan: which batches make the next step. Deterministic, resumable, the same whoever helps.
 
-A step is `step_batches` consecutive batches of one epoch (fewer at its end); steps never span epochs.
+A step is `step_batches` consecutive batches of one epoch (fewer at its end); steps never span epochs. Where
+each batch is a step of its own, several in a row can be planned as one stretch of steps.
 Which samples a batch holds is the data source's business; here a batch is its index and its size.
 Knows no samples, no shuffling and no clock.
 """
@@ -15,13 +16,35 @@ from itertools import islice
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Batches `first, first + 1, …` of an epoch, one size each: what one optimizer step is made of."""
+    """Batches `first, first + 1, …` of an epoch, one size each: what one optimizer step is made of.
+
+    Or, if they are `apart`, a stretch: each batch is a step of its own, and the plan's index is the first's.
+    """
 
     index: int
     epoch: int
     first: int
     sizes: tuple[int, ...]
     ends_epoch: bool
+    apart: bool = False
+
+    @property
+    def steps(self) -> int:
+        """How many optimizer steps it plans."""
+        return self.count if self.apart else 1
+
+    @property
+    def singly(self) -> list[StepPlan]:
+        """The steps of a stretch, one by one; any other is what it is."""
+        last = self.count - 1
+        return (
+            [
+                StepPlan(self.index + i, self.epoch, self.first + i, (size,), self.ends_epoch and i == last)
+                for i, size in enumerate(self.sizes)
+            ]
+            if self.apart
+            else [self]
+        )
 
     @property
     def count(self) -> int:
@@ -100,7 +123,8 @@ class Plan:
         """Go on from where another plan stood; a stream's batches are told from there on."""
         self._index, self._epoch, self._first = cursor.index, cursor.epoch, cursor.first
         self._stream_epoch = cursor.epoch
-        self._undone = deque(undone)
+        # Whether these can be lent together again is for this life to know.
+        self._undone = deque(single for step in undone for single in step.singly)
 
     def again(self, epoch: int, batch: int, samples: int) -> None:
         """Hand out one batch of the past as a step of its own, before anything else.
@@ -137,34 +161,44 @@ class Plan:
 
     def next_step(self) -> StepPlan | None:
         """The next step, or None: the plan is over, or its data is not there yet."""
+        return self._next(self._step_batches, apart=False)
+
+    def next_stretch(self, most: int) -> StepPlan | None:
+        """The same, but up to so many steps of one batch each, in one plan."""
+        if self._step_limit is not None:
+            most = min(most, self._step_limit - self._index)
+        return self._next(most, apart=True)
+
+    def _next(self, batches: int, *, apart: bool) -> StepPlan | None:
         if self._undone:
             return self._undone.popleft()
         if self.is_over:
             return None
-        sizes, ends_epoch = self._sizes()
+        sizes, ends_epoch = self._sizes(batches)
         if not sizes:
             return None
-        step = StepPlan(self._index, self._epoch, self._first, sizes, ends_epoch)
-        self._index += 1
+        step = StepPlan(self._index, self._epoch, self._first, sizes, ends_epoch, apart)
+        self._index += step.steps
         self._first += len(sizes)
         if ends_epoch:
             self._epoch += 1
             self._first = 0
         return step
 
-    def _sizes(self) -> tuple[tuple[int, ...], bool]:
+    def _sizes(self, batches: int) -> tuple[tuple[int, ...], bool]:
+        """Of the next so many batches of the epoch; and whether those are its last."""
         if self._samples is None:
-            return self._stream_sizes()
+            return self._stream_sizes(batches)
         left = self._samples - self._first * self._batch_size
         sizes: list[int] = []
-        while left > 0 and len(sizes) < self._step_batches:
+        while left > 0 and len(sizes) < batches:
             sizes.append(min(self._batch_size, left))
             left -= sizes[-1]
         return tuple(sizes), left <= 0
 
-    def _stream_sizes(self) -> tuple[tuple[int, ...], bool]:
+    def _stream_sizes(self, batches: int) -> tuple[tuple[int, ...], bool]:
         # One batch more than the step must be known, or the last step of an epoch could not tell that it is.
-        ahead = list(islice(self._stream, self._step_batches + 1))
+        ahead = list(islice(self._stream, batches + 1))
         if 0 in ahead:
             sizes = ahead[: ahead.index(0)]
             for _ in range(len(sizes) + 1):
@@ -172,4 +206,4 @@ class Plan:
             return tuple(sizes), True
         if len(ahead) <= self._step_batches:
             return (), False
-        return tuple(self._stream.popleft() for _ in range(self._step_batches)), False
+        return tuple(self._stream.popleft() for _ in range(min(batches, len(ahead) - 1))), False

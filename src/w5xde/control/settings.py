@@ -22,5 +22,7 @@ class CoreSettings:
     save_steps: int | None = None
     logs_steps: bool = False
     max_update_norm: str = OFF
+    # Whether steps of one batch each may be lent as one lease.
+    stretches: bool = False
     # The share of leases that is verified.
     verify: float = 0.0

@@ -35,7 +35,7 @@ class Tally:
 
     @property
     def decided_steps(self) -> int:
-        return self.progress.steps + len(self._applying)
+        return self.progress.steps + sum(step.steps for step in self._applying.values())
 
     def decide(self, step: Step) -> None:
         self._applying[step.plan.index] = step
@@ -101,7 +101,7 @@ class Tally:
 def _count(step: Step, progress: Progress, accounts: Accounts) -> None:
     """By how much everything grows with a step."""
     batches = sum(stop - start for start, stop, _, _ in step.shares)
-    progress.steps += 1
+    progress.steps += step.steps
     progress.batches += batches
     progress.samples += step.samples
     accounts.apply(step.plan, batches)

@@ -123,13 +123,16 @@ class Group:
         self._steps += steps if steps is not None else self._one_by_one(call, args, options, outs)
 
     def _add_view(self, call: Call, args: list[Any]) -> None:
-        view = _VIEWS.get(call.func)
-        (result,) = call.results
-        if not isinstance(args[0], _Many):
+        """Another look at what lies where it lay: each batch's is as far from its own as the recorded one."""
+        one, many = call.args[0], args[0]
+        if not isinstance(many, _Many):
             return  # of the model: it stays shared
-        if view is None or result is None:
-            raise Unfit(f"{call.func} is not known for many batches")
-        self._many[id(result)] = _Many(view(*args))
+        for view in call.results:
+            if view is None or view.dtype != one.dtype or not _is_same_memory(view, one):
+                raise Unfit(f"{call.func} gives something else than a view")
+            offset = many.all.storage_offset() + view.storage_offset() - one.storage_offset()
+            strides = (many.all.stride(0), *view.stride())
+            self._many[id(view)] = _Many(many.all.as_strided((self.size, *view.shape), strides, offset))
 
     def _one_by_one(
         self, call: Call, args: list[Any], options: dict[str, Any], outs: list[_Many]
@@ -149,6 +152,10 @@ class Group:
                 kernel = partial(call.func._op, *own, **named)
                 steps.append(moving(kernel, places, several=call.several))
         return steps
+
+
+def _is_same_memory(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _of(i: int, value: Any) -> Any:
@@ -273,24 +280,4 @@ _RULES: dict[Any, _Rule] = {
     _aten._softmax_backward_data.default: _along,
     _aten.nll_loss_forward.default: _nll_forward,
     _aten.nll_loss_backward.default: _nll_backward,
-}
-
-
-def _expanded(many: _Many, size: Sequence[int], **options: Any) -> Tensor:
-    missing = len(size) - many.rank
-    stretched = many.all.view(many.all.shape[0], *[1] * missing, *many.all.shape[1:])
-    return stretched.expand(-1, *size)
-
-
-# Another look at what lies where it lay.
-_VIEWS: dict[Any, Callable[..., Tensor]] = {
-    _aten.t.default: lambda many: many.all.transpose(1, 2) if many.rank == 2 else many.all,
-    _aten.view.default: lambda many, size: many.all.view(many.all.shape[0], *size),
-    _aten._unsafe_view.default: lambda many, size: many.all.view(many.all.shape[0], *size),
-    _aten.unsqueeze.default: lambda many, dim: many.all.unsqueeze(dim + 1 if dim >= 0 else dim),
-    _aten.squeeze.dim: lambda many, dim: many.all.squeeze(dim + 1 if dim >= 0 else dim),
-    _aten.expand.default: _expanded,
-    _aten.transpose.int: lambda many, one, other: many.all.transpose(
-        *[each + 1 if each >= 0 else each for each in (one, other)]
-    ),
 }

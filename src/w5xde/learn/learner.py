@@ -101,8 +101,8 @@ class Learner:
         ]
         moving = list(zip(flat.moving.parts, self._watched, strict=True))
         self._undo = None if self._is_large else Undo(moving, optimizer)
-        # What came for steps of one batch needs no tree.
-        self._singles: dict[int, Contribution] = {}
+        # Batches that are steps of their own need no tree: by step, or stretch of steps, and place in it.
+        self._apart: dict[int, dict[int, Contribution]] = {}
         # A batch that was set aside has its place in the tree, with nothing in it.
         self._steps: dict[int, PairwiseTree[Contribution | None]] = {}
         self._snapshots: dict[bool, tuple[int, memoryview]] = {}
@@ -143,15 +143,20 @@ class Learner:
         """Give what came for a span of a step its place in the tree; None: nothing will ever come."""
         if contribution is not None and staleness:
             self._temper(contribution.vector, staleness)
-        if count == 1 and contribution is not None:
-            self._singles[step] = contribution
-            return
         tree = self._steps.get(step)
         if tree is None:
             tree = self._steps[step] = PairwiseTree(count, _merge)
         tree.put(span, contribution)
         if contribution is None and all(value is None for _, value in tree) and tree.is_complete:
             del self._steps[step]  # all of it was set aside: nobody will ask for it
+
+    def keep(self, step: int, first: int, contributions: list[Contribution], staleness: int = 0) -> None:
+        """What came for batches of a stretch that are steps of their own, from the `first` of it on."""
+        kept = self._apart.setdefault(step, {})
+        for place, contribution in enumerate(contributions, first):
+            if self._drifting and staleness + place:
+                self._temper(contribution.vector, staleness + place)
+            kept[place] = contribution
 
     def _temper(self, vector: Vector, staleness: int) -> None:
         """So many steps saw the same buffers as this one: they move by the mean of what all of them did.
@@ -162,14 +167,21 @@ class Learner:
         for i in self._drifting:
             vector.parts[i].div_(staleness + 1)
 
-    def total(self, step: int) -> Total:
-        """All batches of a step are folded: their sum, to be applied. One that is not finite is `Spoiled`."""
-        batches, contribution = 1, self._singles.pop(step, None)
-        if contribution is None:
-            tree = self._steps.pop(step)
-            batches, contribution = tree.count, tree.take(Span(0, tree.count))
+    def totals(self, step: int) -> list[Total]:
+        """All batches are there: their sum, or of a stretch each, to be applied in this order.
+
+        One that is not finite is `Spoiled`.
+        """
+        kept = self._apart.pop(step, None)
+        if kept is not None:
+            return [self._total(step + place, 1, kept[place]) for place in sorted(kept)]
+        tree = self._steps.pop(step)
+        contribution = tree.take(Span(0, tree.count))
         if contribution is None:
             raise ValueError(f"nothing came for step {step}")
+        return [self._total(step, tree.count, contribution)]
+
+    def _total(self, step: int, batches: int, contribution: Contribution) -> Total:
         is_tame = contribution.norm < TAME_NORM and (batches == 1 or not self._drifting)
         if not is_tame and not self.gauge.is_finite(contribution.vector):
             raise Spoiled(f"the gradient of step {step + 1} is not finite", is_undone=True)
@@ -182,42 +194,46 @@ class Learner:
 
     def drop(self, step: int) -> None:
         """Nobody will ask for what was folded of this step."""
-        self._singles.pop(step, None)
+        self._apart.pop(step, None)
         self._steps.pop(step, None)
 
     def replay(self, batches: int, body: bytes, absent: frozenset[int], loss_sum: float) -> None:
         """Apply a step once more, from the sum that was kept of it."""
         (vector,) = self.vectors(bytearray(body), 1)
-        self.apply(Total(batches, Contribution(vector, absent, loss_sum)))
+        self.apply([Total(batches, Contribution(vector, absent, loss_sum))])
 
-    def apply(self, whole: Total) -> float:
-        """Step the optimizer. Returns the sum of the losses of the step's samples.
+    def apply(self, wholes: list[Total]) -> list[float]:
+        """Step the optimizer, for each of a stretch. Returns the sum of the losses of each step's samples.
 
-        A step after which a parameter, a buffer or the optimizer's state is not finite is undone: `Spoiled`.
+        If a parameter, a buffer or the optimizer's state is not finite then, all of it is undone: `Spoiled`.
         """
+        if self.scheduler is not None and len(wholes) > 1:
+            raise ValueError("a schedule wants to know of each step before the next")
         if self._undo is not None:
             self._undo.keep(self._stepper.tensors, self.version)
-        self._step(whole)
-        self._require_sound(whole.contribution.norm)
+        for whole in wholes:
+            self._step(whole)
+        self._require_sound(max([whole.contribution.norm for whole in wholes]), len(wholes))
         if self.scheduler is not None:
             self.scheduler.step()
-        self.version += 1
-        return whole.contribution.loss_sum
+        self.version += len(wholes)
+        return [whole.contribution.loss_sum for whole in wholes]
 
-    def apply_all(self, wholes: list[Total]) -> tuple[list[float], BaseException | None]:
+    def apply_all(self, steps: list[list[Total]]) -> tuple[list[list[float]], BaseException | None]:
         """As many as can be, one after another: the sums of their losses, and what was wrong with the next.
 
         What is not finite stays so, whatever is added: one look behind the last step sees all of them.
         """
         undo, version = self._undo, self.version
-        losses: list[float] = []
+        losses: list[list[float]] = []
         try:
-            if undo is not None and self.scheduler is None and len(wholes) > 1:
+            if undo is not None and self.scheduler is None and len(steps) > 1:
                 undo.keep(self._stepper.tensors, version)
-                for whole in wholes:
-                    self._step(whole)
-                    self.version += 1
-                    losses.append(whole.contribution.loss_sum)
+                for wholes in steps:
+                    for whole in wholes:
+                        self._step(whole)
+                    self.version += len(wholes)
+                    losses.append([whole.contribution.loss_sum for whole in wholes])
                 if undo.is_sound(self._stepper.tensors, self.version):
                     return losses, None
                 if not undo.is_possible:
@@ -226,7 +242,7 @@ class Learner:
                 self.version = version
                 losses.clear()
             # One by one: those before the one that fails are made.
-            losses.extend(map(self.apply, wholes))
+            losses.extend(map(self.apply, steps))
         except (Exception, SystemExit) as error:
             return losses, error
         return losses, None
@@ -263,13 +279,13 @@ class Learner:
             for parameter in self._parameters:
                 parameter.grad = None
 
-    def _require_sound(self, norm: float) -> None:
+    def _require_sound(self, norm: float, steps: int) -> None:
         """The optimizer has stepped: go back if it left anything that is not finite."""
         undo = self._undo
         if undo is None:
             if not self._is_sound(norm):
                 raise self._spoiled(is_undone=False)
-        elif not undo.is_sound(self._stepper.tensors, self.version + 1):
+        elif not undo.is_sound(self._stepper.tensors, self.version + steps):
             if undo.is_possible:
                 undo.back()
             raise self._spoiled(is_undone=undo.is_possible)

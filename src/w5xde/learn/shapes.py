@@ -84,7 +84,8 @@ class Shape:
                 return None
             try:
                 self._group = Group(self.recording)
-            except Unfit:
+            except Exception:
+                # It does not fit, or torch says so: then each batch is computed for itself.
                 self._has_no_group = True
         return self._group
 

@@ -33,7 +33,8 @@ class Audience:
         if self._callbacks:
             now = status()
             for each in applied:
-                self._step(now, each.step.version + 1, each.loss)
+                for number, loss in enumerate(each.losses, each.step.version + 1):
+                    self._step(now, number, loss)
 
     def _step(self, status: RunStatus, number: int, loss: float) -> None:
         self.tell(lambda callback: callback.on_step(status, number, loss))

@@ -15,6 +15,7 @@ from w5xde.control.plan import Plan
 from w5xde.control.settings import CoreSettings
 from w5xde.errors import StorageError, UsageError, W5xdeError
 from w5xde.learn.codecs.receiver import CodecReceiver
+from w5xde.learn.codecs.sender import goes_as_it_is
 from w5xde.learn.data import Start
 from w5xde.learn.job import describe
 from w5xde.learn.learner import Learner, Spoiled
@@ -68,9 +69,20 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         logs_steps=settings.durability == "step",
         max_update_norm=str(settings.max_update_norm),
         verify=settings.verify,
+        stretches=_may_stretch(prepared.learner, settings),
     )
     # What is verified must not be foreseen by anybody who knows the run's seed.
     return CoordinatorCore(plan, core, cut, random.SystemRandom())
+
+
+def _may_stretch(learner: Learner, settings: Settings) -> bool:
+    """Whether steps of one batch each can be lent, answered and applied in one go.
+
+    They are undone in one go too, so a copy of the state must be cheap, and nobody may count each of them.
+    """
+    is_small = learner.undoes and goes_as_it_is(settings.directions.up, learner.vector_bytes)
+    is_counted = learner.scheduler is not None or settings.durability == "step"
+    return settings.step_batches == 1 and is_small and not is_counted
 
 
 def start_of(plan: Plan) -> Start:

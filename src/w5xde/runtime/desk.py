@@ -120,8 +120,10 @@ class LendingDesk:
             if lease.id in self._to_verify:
                 self._to_verify.discard(lease.id)
                 self._sent(peer, lease, [found[key] for key in step.keys[start:stop]])
-            loans.append(Loan(lease.id, step.epoch, start, stop, step.count, step.samples, batches))
-        self._reception.allow_leases(peer, len(wanted))
-        count = sum(lease.span.count for lease in wanted)
-        peer.works.append(([lease.id for lease in wanted], count, self._loop.time()))
+            place = (step.epoch, start, stop, step.count, step.samples)
+            loans.append(Loan(lease.id, *place, batches, step.apart))
+        batch_count = sum([lease.span.count for lease in wanted])
+        apart = {lease.id: lease.span.count if lease.step.apart else 0 for lease in wanted}
+        self._reception.allow_vectors(peer, sum([max(1, count) for count in apart.values()]))
+        peer.works.append((apart, batch_count, self._loop.time()))
         peer.connection.send(Work(peer.version, loans, peer.connection.link), pieces)

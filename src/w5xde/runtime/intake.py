@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from w5xde.compression import NONE
@@ -27,6 +27,31 @@ from w5xde.runtime.stepping import Stepping
 
 # What a node says of its losses only feeds the metrics; sums of such numbers stay numbers.
 LOSS_MAX = 1e30
+
+
+UNFIT = "its answer does not fit what it was lent"
+
+
+def _fits(answer: Answer, apart: int) -> bool:
+    """Whether an answer is for so many batches that are apart, or (0) for batches that are not."""
+    if not apart:
+        return not answer.losses and not answer.absents
+    return answer.codec == NONE and len(answer.losses) == apart and len(answer.absents) in (0, apart)
+
+
+def _contributions(answer: Answer, arrived: Iterator[tuple[Vector, float]]) -> list[Contribution]:
+    """What an answer gave: one for all its batches, or one for each that is apart."""
+    if not answer.losses:
+        vector, norm = next(arrived)
+        return [Contribution(vector, frozenset(answer.absent), answer.loss_sum, norm)]
+    absents = [frozenset(each) for each in answer.absents] or [_NONE_ABSENT] * len(answer.losses)
+    return [
+        Contribution(vector, absent, loss, norm)
+        for loss, absent, (vector, norm) in zip(answer.losses, absents, arrived, strict=False)
+    ]
+
+
+_NONE_ABSENT: frozenset[int] = frozenset()
 
 
 class Took(NamedTuple):
@@ -66,11 +91,17 @@ class Intake:
         return (lease.step.index, lease.span.start) if lease is not None else ()
 
     def updated(self, peer: Peer, update: Update, body: Body) -> None:
-        vectors = [answer for answer in update.answers if not answer.dropped and not answer.failure]
-        expected = [answer.lease for answer in update.answers]
-        lengths = [self._length(answer) for answer in vectors]
-        if not peer.works or peer.works[0][0] != expected or len(body) != sum(lengths):
-            self._reception.turn_out(peer, "its answer does not fit what it was lent", abruptly=True)
+        lent = peer.works[0][0] if peer.works else {}
+        given = [answer for answer in update.answers if not answer.dropped and not answer.failure]
+        if list(lent) != [answer.lease for answer in update.answers] or not all(
+            _fits(answer, lent[answer.lease]) for answer in given
+        ):
+            self._reception.turn_out(peer, UNFIT, abruptly=True)
+            return
+        counts = [max(1, lent[answer.lease]) for answer in given]
+        lengths = [self._length(answer, count) for answer, count in zip(given, counts, strict=True)]
+        if len(body) != sum(lengths):
+            self._reception.turn_out(peer, UNFIT, abruptly=True)
             return
         now = self._loop.time()
         _, batches, sent_at = peer.works.popleft()
@@ -83,28 +114,28 @@ class Intake:
         meter.seconds_on_core += sane_seconds(update.core_seconds)
         meter.seconds_network += sane_seconds(update.network_seconds)
         meter.seconds_codec += sane_seconds(update.codec_seconds)
-        meter.moved_vectors(len(vectors) * self._learner.vector_bytes, len(body))
+        meter.moved_vectors(sum(counts) * self._learner.vector_bytes, len(body))
         if 0 < update.link < math.inf:
             peer.choice.link(update.link)
         for answer in update.answers:
             meter.seconds_busy += sane_seconds(answer.seconds)
         took = Took(batch_seconds, computed / batches, sane_seconds(update.core_seconds) / (computed or 1.0))
-        specs = [answer.codec for answer in vectors]
+        specs = [answer.codec for answer in given]
         self._actor.call(
-            lambda: self._check(body, specs, lengths),
+            lambda: self._check(body, specs, lengths, sum(counts)),
             lambda checked: self._checked(peer, update.answers, checked, took),
         )
 
-    def _length(self, answer: Answer) -> int:
-        return self._learner.vector_bytes if answer.codec == NONE else answer.body_bytes
+    def _length(self, answer: Answer, count: int) -> int:
+        return count * self._learner.vector_bytes if answer.codec == NONE else answer.body_bytes
 
     def _check(
-        self, body: Body, specs: list[str], lengths: list[int]
+        self, body: Body, specs: list[str], lengths: list[int], count: int
     ) -> list[tuple[Vector, float]] | RemoteProtocolError:
         """The vectors of an update, and the norm of each, if finite. Where the learner is."""
         gauge = self._learner.gauge
         if all(spec == NONE for spec in specs):
-            vectors = self._learner.vectors(body, len(specs))
+            vectors = self._learner.vectors(body, count)
             return list(zip(vectors, gauge.norms(body, vectors), strict=True))
         view, at, vectors = memoryview(body), 0, []
         for spec, length in zip(specs, lengths, strict=True):
@@ -145,15 +176,14 @@ class Intake:
             if answer.failure:
                 others.append(ev.Failed(node, answer.lease, answer.failure))
                 continue
-            vector, norm = next(arrived)
-            if norm < math.inf and abs(answer.loss_sum) < LOSS_MAX:
-                given = Contribution(vector, frozenset(answer.absent), answer.loss_sum, norm)
+            given = _contributions(answer, arrived)
+            norm = max([each.norm for each in given])
+            loss = max([abs(each.loss_sum) for each in given])
+            if norm < math.inf and loss < LOSS_MAX:
                 self._stepping.arrived(answer.lease, given)
                 usable[answer.lease] = norm
             else:
-                what = (
-                    "its gradient is not finite" if norm == math.inf else f"its loss is {answer.loss_sum:g}"
-                )
+                what = "its gradient is not finite" if norm == math.inf else f"its loss is {loss:g}"
                 others.append(ev.Failed(node, answer.lease, what, math.inf))
         if self._stepping.takes_many and usable:
             self._dispatch(ev.Answered(node, list(usable), *took, norms=list(usable.values())))

@@ -141,11 +141,12 @@ class Meters:
             meter = self.nodes[name] = NodeMeter(name)
         return meter
 
-    def folded(self, staleness: int) -> None:
-        """An update was admitted."""
-        self._staleness_sum += staleness
-        self._folds += 1
-        self.staleness_max = max(self.staleness_max, staleness)
+    def folded(self, staleness: int, count: int) -> None:
+        """So many updates were admitted, for one step after another from the first on."""
+        last = staleness + count - 1
+        self._staleness_sum += count * (staleness + last) // 2
+        self._folds += count
+        self.staleness_max = max(self.staleness_max, last)
 
     @property
     def staleness_mean(self) -> float:

@@ -53,11 +53,12 @@ class Peer:
     # The version it was last sent, and the newest that is on its way to it.
     version: int = -1
     version_asked: int = -1
-    # Works on their way: (leases, batches, when sent); answers come in the same order.
-    works: deque[tuple[list[int], int, float]] = field(default_factory=deque)
+    # Works on their way: (leases, and how many batches of each are apart; batches; when sent). Answers come
+    # in the same order.
+    works: deque[tuple[dict[int, int], int, float]] = field(default_factory=deque)
     heard_at: float = 0.0
     answered_at: float = 0.0
-    frame_leases: int = 1
+    frame_vectors: int = 1
     # What of its traffic has been told.
     told_sent: int = 0
     told_received: int = 0

@@ -135,11 +135,11 @@ class Reception:
             if peer.connection.session.may_say(Beat):
                 peer.connection.send(Beat())
 
-    def allow_leases(self, peer: Peer, leases: int) -> None:
+    def allow_vectors(self, peer: Peer, count: int) -> None:
         """An answer may now be as large as this many vectors."""
-        if leases > peer.frame_leases or not peer.is_ready:
-            peer.frame_leases = leases
-            peer.connection.limits = Limits(UPDATE_META_BYTES_MAX, self._vector_bytes_max * leases)
+        if count > peer.frame_vectors or not peer.is_ready:
+            peer.frame_vectors = count
+            peer.connection.limits = Limits(UPDATE_META_BYTES_MAX, self._vector_bytes_max * count)
 
     # --- coming -----------------------------------------------------------------------------------
 
@@ -324,7 +324,7 @@ class Reception:
                 peer, Refuse("W5-201", "the node's model differs", fix="use the coordinator's job file")
             )
             return
-        self.allow_leases(peer, 1)
+        self.allow_vectors(peer, 1)
         peer.is_ready = True
         self._host.joined(peer)
 

@@ -14,24 +14,34 @@ import torch
 
 from w5xde.control import events as ev
 from w5xde.control.cut import Cut
+from w5xde.control.plan import StepPlan
 from w5xde.learn.learner import Contribution, Learner, Spoiled, Total
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.keeper import Keeper
 from w5xde.runtime.loader import Loader
 from w5xde.runtime.metrics import Meters
+from w5xde.tree import Span
 
 # A decision, with what it needs: the update that came, or the cut to be logged with a step.
 _Decided: TypeAlias = (
-    tuple[ev.Fold, Contribution] | tuple[ev.Step, Cut | None] | tuple[ev.SetAside | ev.Reopen, None]
+    tuple[ev.Fold, list[Contribution]] | tuple[ev.Step, Cut | None] | tuple[ev.SetAside | ev.Reopen, None]
 )
+
+
+def _losses(step: ev.Step, sums: list[float]) -> list[float]:
+    """The mean loss of each step that was made."""
+    if not step.plan.apart:
+        return [sums[0] / step.samples]
+    sizes = [size for start, stop, _, _ in sorted(step.shares) for size in step.plan.sizes[start:stop]]
+    return [loss_sum / size for loss_sum, size in zip(sums, sizes, strict=True)]
 
 
 @dataclass(slots=True)
 class Applied:
-    """A step that the learner has made."""
+    """A step that the learner has made, or all of a stretch: the loss of each."""
 
     step: ev.Step
-    loss: float
+    losses: list[float]
     is_durable: bool
 
 
@@ -70,7 +80,7 @@ class Stepping:
         self._rewind = rewind
         self._failed = failed
         # What came and is not decided on, by lease.
-        self._incoming: dict[int, Contribution] = {}
+        self._incoming: dict[int, list[Contribution]] = {}
         self._begun: list[_Decided] = []
 
     @property
@@ -78,10 +88,11 @@ class Stepping:
         """Whether answers may be decided on together: not if each step needs its own cut, for the log."""
         return self._keeper.steps is None
 
-    def arrived(self, lease: int, contribution: Contribution) -> None:
-        self._incoming[lease] = contribution
+    def arrived(self, lease: int, contributions: list[Contribution]) -> None:
+        """One for the whole lease, or one for each of its batches that are apart."""
+        self._incoming[lease] = contributions
 
-    def answer_to(self, lease: int) -> Contribution | None:
+    def answer_to(self, lease: int) -> list[Contribution] | None:
         """What came for a lease and is not decided on."""
         return self._incoming.get(lease)
 
@@ -92,10 +103,11 @@ class Stepping:
 
     def fold(self, effect: ev.Fold) -> None:
         lease = effect.lease
-        contribution = self._incoming.pop(lease.id)
-        self._meters.folded(effect.staleness)
-        self._meters.node(lease.node).loss = contribution.loss_sum / lease.samples
-        self._begun.append((effect, contribution))
+        contributions = self._incoming.pop(lease.id)
+        self._meters.folded(effect.staleness, len(contributions))
+        loss_sum = sum([each.loss_sum for each in contributions])
+        self._meters.node(lease.node).loss = loss_sum / lease.samples
+        self._begun.append((effect, contributions))
 
     def set_aside(self, effect: ev.SetAside) -> None:
         self._begun.append((effect, None))
@@ -129,17 +141,27 @@ class Stepping:
                     steps.append(effect)
                     cut = given if isinstance(given, Cut) else None
                 elif isinstance(effect, ev.SetAside):
-                    self._learner.fold(effect.plan.index, effect.plan.count, effect.span, None)
+                    self._leave_out(effect.plan, [effect.span])
                 elif isinstance(effect, ev.Reopen):
                     self._learner.drop(effect.plan.index)
-                    for span in effect.empty:
-                        self._learner.fold(effect.plan.index, effect.plan.count, span, None)
-                elif isinstance(given, Contribution):
-                    step, span = effect.lease.step, effect.lease.span
-                    self._learner.fold(step.index, step.count, span, given, effect.staleness)
+                    self._leave_out(effect.plan, effect.empty)
+                elif isinstance(given, list):
+                    self._fold(effect, given)
             return self._make(steps, cut)
         except (Exception, SystemExit) as error:
             return [], error
+
+    def _fold(self, effect: ev.Fold, given: list[Contribution]) -> None:
+        step, span = effect.lease.step, effect.lease.span
+        if step.apart or step.count == 1:
+            self._learner.keep(step.index, span.start, given, effect.staleness)
+        else:
+            self._learner.fold(step.index, step.count, span, given[0], effect.staleness)
+
+    def _leave_out(self, plan: StepPlan, spans: list[Span]) -> None:
+        """Nothing will ever come for these; what stands for itself leaves no gap."""
+        for span in spans if not plan.apart and plan.count > 1 else ():
+            self._learner.fold(plan.index, plan.count, span, None)
 
     def _make(self, steps: list[ev.Step], cut: Cut | None) -> _Done:
         """As many of the steps as can be made. Of a step that is logged there is only one, with its cut."""
@@ -153,8 +175,8 @@ class Stepping:
         elif totals:
             losses, broken = self._learner.apply_all(totals)
             wrong = broken or wrong
-            for step, loss in zip(steps, losses, strict=False):
-                done.append(Applied(step, loss / step.samples, is_durable=False))
+            for step, sums in zip(steps, losses, strict=False):
+                done.append(Applied(step, _losses(step, sums), is_durable=False))
         if wrong is not None and not (isinstance(wrong, Spoiled) and wrong.is_undone):
             return done, wrong
         for step in steps[len(done) :]:
@@ -163,26 +185,28 @@ class Stepping:
             wrong = None
         return done, None
 
-    def _totals(self, steps: list[ev.Step]) -> tuple[list[Total], BaseException | None]:
+    def _totals(self, steps: list[ev.Step]) -> tuple[list[list[Total]], BaseException | None]:
         """What the steps come to, as far as they can be made one after another; and what was wrong then."""
-        totals: list[Total] = []
-        for number, step in enumerate(steps):
-            if step.version != self._learner.version + number:
+        totals: list[list[Total]] = []
+        version = self._learner.version
+        for step in steps:
+            if step.version != version:
                 break  # one before it was undone, and whoever decides does not know yet
+            version += step.steps
             try:
-                totals.append(self._learner.total(step.plan.index))
+                totals.append(self._learner.totals(step.plan.index))
             except Spoiled as error:
                 return totals, error
         return totals, None
 
-    def _apply(self, step: ev.Step, total: Total, cut: Cut) -> Applied:
+    def _apply(self, step: ev.Step, totals: list[Total], cut: Cut) -> Applied:
         """Step the optimizer; before that counts, what it takes to do so again is on the disk."""
         if self._learner.undoes:
             # Nobody hears of the step before it is logged, and one that is undone is never in the log.
-            loss_sum = self._learner.apply(total)
-            return Applied(step, loss_sum / step.samples, self._log(step, total, cut))
-        is_durable = self._log(step, total, cut)
-        return Applied(step, self._learner.apply(total) / step.samples, is_durable)
+            sums = self._learner.apply(totals)
+            return Applied(step, _losses(step, sums), self._log(step, totals[0], cut))
+        is_durable = self._log(step, totals[0], cut)
+        return Applied(step, _losses(step, self._learner.apply(totals)), is_durable)
 
     def _log(self, step: ev.Step, total: Total, cut: Cut) -> bool:
         given = total.contribution
@@ -196,7 +220,8 @@ class Stepping:
         applied = [each for each in done if isinstance(each, Applied)]
         for each in applied:
             self._loader.release(each.step.plan.keys)
-            self._meters.stepped(each.loss)
+            for loss in each.losses:
+                self._meters.stepped(loss)
         if applied:
             self._applied(applied)
         for undone in done[len(applied) :]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from w5xde.config import Settings
 from w5xde.control import events as ev
 from w5xde.control.leases import Lease
+from w5xde.control.plan import StepPlan
 from w5xde.learn.data import MapSource
 from w5xde.learn.device import use_threads
 from w5xde.learn.learner import Contribution, Learner
@@ -21,7 +22,7 @@ from w5xde.learn.second import SecondOpinion, task_of
 from w5xde.learn.trainer import Task
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.peer import Peer
-from w5xde.tree import batch_seed
+from w5xde.tree import Span, batch_seed
 
 # Parameters of so many versions are kept at most: each is as large as the model.
 VERSIONS_MAX = 4
@@ -78,7 +79,7 @@ class Verifier:
         if copy is not None:
             self._params[version] = copy
 
-    def verify(self, effect: ev.Verify, answer_to: Callable[[int], Contribution | None]) -> None:
+    def verify(self, effect: ev.Verify, answer_to: Callable[[int], list[Contribution] | None]) -> None:
         """Compare what was given for the lease with what it should be."""
         lease = effect.lease
         sent, given = self._sent.get(lease.id), answer_to(lease.id)
@@ -91,13 +92,24 @@ class Verifier:
             lambda: self._compare(lease, given, params, sent.batches), lambda wrong: self._done(lease, wrong)
         )
 
-    def _compare(self, lease: Lease, given: Contribution, params: memoryview, batches: list[Packed]) -> str:
+    def _compare(
+        self, lease: Lease, given: list[Contribution], params: memoryview, batches: list[Packed]
+    ) -> str:
         if self._second is None:
             self._second = SecondOpinion(self._prepared.make_trainer(), self._prepared.rules.precision)
-        return self._second.wrong_with(given.vector, params, self._task(lease, batches))
+        if not lease.step.apart:
+            return self._second.wrong_with(
+                given[0].vector, params, self._task(lease.step, lease.span, batches)
+            )
+        for step, each, batch in zip(
+            lease.step.singly[lease.span.start : lease.span.stop], given, batches, strict=True
+        ):
+            wrong = self._second.wrong_with(each.vector, params, self._task(step, Span(0, 1), [batch]))
+            if wrong:
+                return wrong
+        return ""
 
-    def _task(self, lease: Lease, batches: list[Packed]) -> Task:
-        step, span = lease.step, lease.span
+    def _task(self, step: StepPlan, span: Span, batches: list[Packed]) -> Task:
         values = []
         for place, packed in zip(range(span.start, span.stop), batches, strict=True):
             value = unpack(packed.item, bytearray(b"".join(packed.pieces)))

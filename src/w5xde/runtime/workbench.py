@@ -21,11 +21,13 @@ from w5xde.learn.enrol import NodeParts
 from w5xde.learn.job import BatchFailed
 from w5xde.learn.layout import Vector, memory_of
 from w5xde.learn.payload import Unpacker
-from w5xde.learn.trainer import Task
+from w5xde.learn.trainer import Outcome, Task
 from w5xde.messages import Answer, Loan, Params, Work
 from w5xde.protocol.wire import Body
 from w5xde.runtime.buffers import POOLED_BYTES_MIN
 from w5xde.tree import Span, batch_seed
+
+_ALONE = Span(0, 1)
 
 
 @dataclass(slots=True)
@@ -101,23 +103,24 @@ class Workbench:
         done = Done([], [], [], 0.0, 0.0)
         begun, on_core = self._clock(), time.process_time()
         unpacker = Unpacker(body)
-        tasks = [self._task(loan, unpacker) for loan in work.loans]
-        self.parts.trainer.look_ahead([task for task in tasks if isinstance(task, Task)])
+        tasks = [self._tasks(loan, unpacker) for loan in work.loans]
+        self.parts.trainer.look_ahead([each for some in tasks if isinstance(some, list) for each in some])
         ahead_seconds = (self._clock() - begun) / max(1, len(tasks))
-        for loan, task in zip(work.loans, tasks, strict=True):
+        for loan, some in zip(work.loans, tasks, strict=True):
             begun = self._clock()
-            answer, vector = self._compute(loan, task, begun - ahead_seconds)
+            answer, vectors = self._compute(loan, some, begun - ahead_seconds)
             done.compute_seconds += answer.seconds
-            if vector is not None:
-                answer = self._pack(answer, vector, done, begun)
+            if self._sender is None or loan.apart:
+                done.lent += vectors
+                done.pieces += memory_of(vectors)
+            elif vectors:
+                answer = self._pack(self._sender, answer, vectors[0], done, begun)
             done.answers.append(answer)
-        if self._sender is None:
-            done.pieces = memory_of(done.lent)
         done.core_seconds = time.process_time() - on_core
         return done
 
-    def _task(self, loan: Loan, unpacker: Unpacker) -> Task | W5xdeError:
-        """A loan with its batches; or what is wrong with them."""
+    def _tasks(self, loan: Loan, unpacker: Unpacker) -> list[Task] | W5xdeError:
+        """A loan with its batches, one task for each that is apart; or what is wrong with them."""
         source = self.parts.source
         try:
             batches = []
@@ -129,26 +132,36 @@ class Workbench:
                 batches.append((batch.index, batch.samples, value))
         except W5xdeError as error:
             return error
-        return Task(loan.epoch, Span(loan.start, loan.stop), loan.count, loan.samples, batches)
+        if loan.apart:
+            return [Task(loan.epoch, _ALONE, 1, each[1], [each]) for each in batches]
+        return [Task(loan.epoch, Span(loan.start, loan.stop), loan.count, loan.samples, batches)]
 
-    def _compute(self, loan: Loan, task: Task | W5xdeError, begun: float) -> tuple[Answer, Vector | None]:
+    def _compute(
+        self, loan: Loan, tasks: list[Task] | W5xdeError, begun: float
+    ) -> tuple[Answer, list[Vector]]:
         if self._is_cancelled(loan.lease):
-            return Answer(loan.lease, dropped=True), None
+            return Answer(loan.lease, dropped=True), []
+        outcomes: list[Outcome] = []
         try:
-            if isinstance(task, W5xdeError):
-                raise task
-            outcome = self.parts.trainer.compute(task)
+            if isinstance(tasks, W5xdeError):
+                raise tasks
+            outcomes.extend(map(self.parts.trainer.compute, tasks))
         except (BatchFailed, W5xdeError) as error:
-            return Answer(loan.lease, seconds=self._clock() - begun, failure=str(error)[:2000]), None
+            for outcome in outcomes:
+                self.parts.trainer.recycle(outcome.vector)
+            return Answer(loan.lease, seconds=self._clock() - begun, failure=str(error)[:2000]), []
         seconds = self._clock() - begun
-        answer = Answer(loan.lease, loss_sum=outcome.loss_sum, seconds=seconds, absent=outcome.absent)
-        return answer, outcome.vector
+        losses = [outcome.loss_sum for outcome in outcomes]
+        absents = [outcome.absent for outcome in outcomes]
+        if loan.apart:
+            told = absents if any(absents) else []
+            answer = Answer(loan.lease, sum(losses), seconds, losses=losses, absents=told)
+        else:
+            answer = Answer(loan.lease, losses[0], seconds, absents[0])
+        return answer, [outcome.vector for outcome in outcomes]
 
-    def _pack(self, answer: Answer, vector: Vector, done: Done, now: float) -> Answer:
-        if self._sender is None:
-            done.lent.append(vector)
-            return answer
-        encoded = self._sender.encode(vector.raw.cpu(), now)
+    def _pack(self, sender: CodecSender, answer: Answer, vector: Vector, done: Done, now: float) -> Answer:
+        encoded = sender.encode(vector.raw.cpu(), now)
         self._codec_seconds += encoded.seconds
         done.pieces += encoded.pieces
         if encoded.spec == NONE:

@@ -1,0 +1,223 @@
+"""Batches computed together have the bits of batches computed one by one; what would not is not grouped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss, nll_loss
+
+from tests.learn.jobs import make, mlp
+from tests.learn.test_recorded import RECORDED, batch_of, trainer_of
+from w5xde.learn import grouped, shapes
+from w5xde.learn.ahead import Ahead
+from w5xde.learn.grouped import SIZE_MAX, Group
+from w5xde.learn.job import BatchFailed, Job
+from w5xde.learn.layout import Block, Row, memory_of
+from w5xde.learn.trainer import Outcome, Task, Trainer
+from w5xde.tree import Span
+
+ALONE = Span(0, 1)
+
+
+@pytest.fixture(autouse=True)
+def anything_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a batch takes on a busy machine shall not decide what is tested."""
+    monkeypatch.setattr(shapes, "SMALL_SECONDS", 60.0)
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many batches each group was of."""
+    found: list[int] = []
+    run = Group.run
+
+    def counted(self: Group, batches: Any, scale: Tensor) -> tuple[list[float], list[Tensor]]:
+        found.append(len(batches))
+        return run(self, batches, scale)
+
+    monkeypatch.setattr(Group, "run", counted)
+    return found
+
+
+def frame(first: int, count: int, rows: int) -> list[Task]:
+    return [Task(0, ALONE, 1, rows, [(i, rows, batch_of(i, rows))]) for i in range(first, first + count)]
+
+
+def computed(trainer: Trainer, tasks: list[Task]) -> list[Outcome]:
+    trainer.look_ahead(tasks)
+    return [trainer.compute(task) for task in tasks]
+
+
+def require_same(job: Job, counts: list[int], rows: int = 4) -> None:
+    quick, plain = trainer_of(job), trainer_of(job, recording="off")
+    first = 0
+    for count in counts:
+        tasks = frame(first, count, rows)
+        first += count
+        for ours, theirs in zip(computed(quick, tasks), computed(plain, tasks), strict=True):
+            assert ours.vector.is_same(theirs.vector)
+            assert (ours.loss_sum, ours.absent) == (theirs.loss_sum, theirs.absent)
+            quick.recycle(ours.vector)
+
+
+def regression(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    inputs, classes = batch
+    return mse_loss(model(inputs)[:, 0], classes.float())
+
+
+def summed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    inputs, classes = batch
+    return nll_loss(model(inputs).log_softmax(1), classes, reduction="sum") * 0.01
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    **RECORDED,
+    "gelu": mlp(nn.GELU),
+    "softmax": mlp(lambda: nn.Softmax(1)),
+    "convolution": mlp(lambda: nn.Unflatten(1, (4, 4)), lambda: nn.Conv1d(4, 4, 3, padding=1), nn.Flatten),
+    "attention": mlp(
+        lambda: nn.Unflatten(1, (4, 4)), lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0), nn.Flatten
+    ),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 7, 32])
+@pytest.mark.parametrize("name", MODELS)
+def test_grouped_batches_have_the_bits_of_batches_one_by_one(name: str, rows: int) -> None:
+    require_same(make(MODELS[name]), [6, 16, 16, 3, 2, 16, 16, 1, 23, 16], rows)
+
+
+@pytest.mark.parametrize("loss", [regression, summed])
+def test_other_losses_have_them_too(loss: Callable[..., Tensor], groups: list[int]) -> None:
+    job = make(mlp())
+    require_same(Job(model=job.model, data=job.data, loss=loss, optimizer=job.optimizer), [8, 16, 16, 16])
+    assert groups
+
+
+def test_what_is_known_is_called_once_for_all(groups: list[int]) -> None:
+    trainer = trainer_of(make(mlp()))
+    for first in range(0, 10 * SIZE_MAX, SIZE_MAX):
+        for outcome in computed(trainer, frame(first, SIZE_MAX, 32)):
+            trainer.recycle(outcome.vector)
+    # The first frame is watched and compared one by one.
+    assert groups == [SIZE_MAX] * 9
+
+
+def test_a_lease_of_several_batches_is_added_in_the_same_tree() -> None:
+    job = make(mlp())
+    quick, plain = trainer_of(job), trainer_of(job, recording="off")
+    for first in range(0, 96, 16):
+        for count in (16, 11):
+            listed = [(i, 4, batch_of(i)) for i in range(first, first + count)]
+            task = Task(0, Span(0, count), count, 4 * count, listed)
+            (ours,), (theirs,) = computed(quick, [task]), computed(plain, [task])
+            assert ours.vector.is_same(theirs.vector)
+            assert ours.loss_sum == theirs.loss_sum
+            quick.recycle(ours.vector)
+
+
+def test_a_kernel_that_rounds_otherwise_for_many_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, groups: list[int]
+) -> None:
+    wrong = grouped._addmm
+
+    def rounds(size: int, call: Any, args: list[Any], options: dict[str, Any], outs: Any) -> Any:
+        steps = wrong(size, call, args, options, outs)
+        assert steps is not None
+        # Only in the last place of a group.
+        return [*steps, lambda: outs[0].all[-1].mul_(1 + 1e-6)]
+
+    monkeypatch.setitem(grouped._RULES, torch.ops.aten.addmm.default, rounds)
+    require_same(make(mlp()), [8, 8, 8, 8, 8, 8, 16, 16, 16])
+    # Eight are right; with sixteen the last is looked at for the first time, and then nothing is grouped.
+    assert groups == [8] * 5 + [16]
+
+
+def test_a_group_that_was_believed_and_is_wrong_fails_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_of(make(mlp()))
+    run = Group.run
+    for first in range(0, 80, 16):
+        computed(trainer, frame(first, 16, 4))
+
+    def wrong(self: Group, batches: Any, scale: Tensor) -> tuple[list[float], list[Tensor]]:
+        losses, gradients = run(self, batches, scale)
+        return losses, [each + 1e-3 for each in gradients]
+
+    monkeypatch.setattr(Group, "run", wrong)
+
+    def go_on() -> None:
+        for first in range(80, 80 + 16 * shapes.COMPARED_EVERY, 16):
+            computed(trainer, frame(first, 16, 4))
+
+    with pytest.raises(BatchFailed, match="no longer the function"):
+        go_on()
+
+
+def test_a_batch_that_fails_fails_alone() -> None:
+    trainer = trainer_of(make(mlp()))
+    for first in range(0, 80, 16):
+        computed(trainer, frame(first, 16, 4))
+    tasks = frame(80, 8, 4)
+    inputs, classes = tasks[3].batches[0][2]
+    tasks[3].batches = [(83, 4, (inputs * float("nan"), classes))]
+    trainer.look_ahead(tasks)
+    for i, task in enumerate(tasks):
+        if i == 3:
+            with pytest.raises(BatchFailed, match="nan"):
+                trainer.compute(task)
+        else:
+            trainer.compute(task)
+
+
+def test_batches_of_several_shapes_and_weights_are_grouped_apart(groups: list[int]) -> None:
+    job = make(mlp())
+    quick, plain = trainer_of(job), trainer_of(job, recording="off")
+    for first in range(0, 96, 12):
+        tasks = frame(first, 6, 4) + frame(first + 6, 6, 8)
+        tasks[0] = Task(0, ALONE, 2, 8, tasks[0].batches)
+        for ours, theirs in zip(computed(quick, tasks), computed(plain, tasks), strict=True):
+            assert ours.vector.is_same(theirs.vector)
+    assert set(groups) == {5, 6}
+
+
+def test_large_batches_are_not_grouped(monkeypatch: pytest.MonkeyPatch, groups: list[int]) -> None:
+    monkeypatch.setattr(grouped, "BYTES_MAX", 1000)
+    require_same(make(mlp()), [8, 16, 16])
+    assert not groups
+
+
+def test_what_nobody_asked_for_is_forgotten() -> None:
+    trainer = trainer_of(make(mlp()))
+    for first in range(0, 80, 16):
+        computed(trainer, frame(first, 16, 4))
+    trainer.look_ahead(frame(80, 4, 4))
+    assert isinstance(trainer._ahead, Ahead)
+    assert trainer._ahead._known
+    trainer.look_ahead([])
+    assert not trainer._ahead._known
+
+
+def test_rows_that_lie_together_are_sent_in_one_piece() -> None:
+    blueprint = trainer_of(make(mlp())).blueprint
+    block, other = Block(blueprint, 4), Block(blueprint, 4)
+    single = blueprint.new_vector()
+    rows = block.give(3)
+    for row in rows:
+        row.raw.fill_(row.number + 1)
+    pieces = memory_of([*rows, single, other.give(1)[0], rows[0]])
+    size = blueprint.moving_bytes
+    assert [len(piece) for piece in pieces] == [3 * size, size, size, size]
+    assert bytes(pieces[0]) == b"".join(bytes([i]) * size for i in (1, 2, 3))
+
+
+def test_a_block_is_used_again_when_all_of_it_is_back() -> None:
+    block = Block(trainer_of(make(mlp())).blueprint, 4)
+    rows: list[Row] = block.give(2)
+    block.take_back(rows[0])
+    assert not block.is_free
+    block.take_back(rows[1])
+    assert block.is_free
