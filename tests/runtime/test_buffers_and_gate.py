@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from tests.runtime.test_transport import pair
+from w5xde.learn.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.messages import Answer, Beat, Params, Update
 from w5xde.protocol.wire import encode
-from w5xde.runtime.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.runtime.gate import PATIENCE_SECONDS, WAIT_SECONDS_MAX, Gate
 from w5xde.runtime.transport import Connection
 

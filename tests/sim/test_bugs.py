@@ -79,8 +79,8 @@ def gives_back_but_tells_nobody(self: Async, lease: Lease, *, failed: bool = Fal
     return work
 
 
-def forgets_the_short_batch(self: Plan) -> tuple[tuple[int, ...], bool]:
-    sizes, ends_epoch = SIZES(self)
+def forgets_the_short_batch(self: Plan, batches: int) -> tuple[tuple[int, ...], bool]:
+    sizes, ends_epoch = SIZES(self, batches)
     whole = tuple(size for size in sizes if size == self._batch_size)
     return whole or sizes, ends_epoch
 
@@ -169,7 +169,7 @@ BUGS = {
     ),
     "sums in order of arrival": Bug(PairwiseTree, "put", merges_in_order_of_arrival, "summed as"),
     "a step begins after the stop": Bug(CoordinatorCore, "_stop", stops_without_closing, "is to stop"),
-    "a node holds three leases": Bug(modes, "WINDOW_LEASES", 3, "3 leases, 2 are allowed"),
+    "a node holds three leases": Bug(modes, "WINDOW_LEASES", 3, "3 steps, 2 are allowed"),
     "a short batch is forgotten": Bug(Plan, "_sizes", forgets_the_short_batch, "not as planned"),
     "a step given back is never lent": Bug(Async, "give_back", gives_back_but_tells_nobody, "not finished"),
     "leases outlive their connection": Bug(

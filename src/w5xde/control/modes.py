@@ -253,11 +253,15 @@ class Sync(Mode):
         latest = 0.0
         outstanding = self.leases.of_step(work.plan.index)
         for lease in outstanding:
-            span = self._part_to_copy(lease, idle, outstanding, work)
-            if lease.node == member.name or span is None:
-                continue
             left = lease.expected_at - now
             overdue = max(OVERDUE_SECONDS_MIN, 0.5 * (lease.expected_at - lease.granted_at))
+            # Most are neither late nor long: then nothing of them is looked at.
+            is_long = in_turn and left > mine * COPY_FACTOR + COPY_MARGIN_SECONDS
+            if lease.node == member.name or not (is_long or -left > overdue):
+                continue
+            span = self._part_to_copy(lease, idle, outstanding, work)
+            if span is None:
+                continue
             # Where it failed already, it is tried again only if nobody else gets on with it.
             may_be_sooner = in_turn and member.name not in work.failures.get(span, ())
             is_sooner = may_be_sooner and left > span.count * mine * COPY_FACTOR + COPY_MARGIN_SECONDS

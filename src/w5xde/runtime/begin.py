@@ -14,13 +14,13 @@ from w5xde.control.ledger import Record
 from w5xde.control.plan import Plan
 from w5xde.control.settings import CoreSettings
 from w5xde.errors import StorageError, UsageError, W5xdeError
+from w5xde.learn.buffers import Buffers
 from w5xde.learn.codecs.receiver import CodecReceiver
 from w5xde.learn.codecs.sender import goes_as_it_is
 from w5xde.learn.data import Start
 from w5xde.learn.job import describe
 from w5xde.learn.learner import Learner, Spoiled
 from w5xde.learn.prepare import Prepared
-from w5xde.runtime.buffers import Buffers
 from w5xde.runtime.door import Door, places_of
 from w5xde.runtime.entry import Entry
 from w5xde.runtime.keeper import Keeper

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from w5xde.runtime.buffers import POOLED_BYTES_MIN
+from w5xde.learn.buffers import POOLED_BYTES_MIN
 from w5xde.runtime.transport import Connection
 
 # On this machine or a fast network a vector of a hundred megabytes has come by then.

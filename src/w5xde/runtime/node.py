@@ -21,6 +21,7 @@ from w5xde.callbacks import Callback
 from w5xde.config import Settings
 from w5xde.control import node as nd
 from w5xde.errors import JoinError, TrainingError, W5xdeError
+from w5xde.learn.buffers import Buffers
 from w5xde.learn.device import choose_device, core_count, use_threads
 from w5xde.learn.enrol import NodeParts, prepare_node
 from w5xde.learn.job import Job, describe
@@ -44,7 +45,6 @@ from w5xde.messages import (
 from w5xde.protocol.session import NODE
 from w5xde.protocol.wire import Body, Limits
 from w5xde.runtime.actor import Actor
-from w5xde.runtime.buffers import Buffers
 from w5xde.runtime.machine import host_name, machine_name
 from w5xde.runtime.passes import Pass
 from w5xde.runtime.roads import configure

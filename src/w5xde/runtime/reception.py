@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import w5xde
 from w5xde.control.doorman import STRANGER_SECONDS, Doorman
 from w5xde.errors import StorageError
+from w5xde.learn.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.messages import (
     PROTOCOL_VERSION,
     Beat,
@@ -30,7 +31,6 @@ from w5xde.messages import (
 )
 from w5xde.protocol.session import COORDINATOR
 from w5xde.protocol.wire import Body, Limits
-from w5xde.runtime.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.runtime.door import Visit
 from w5xde.runtime.entry import Admission, Entry
 from w5xde.runtime.gate import Gate

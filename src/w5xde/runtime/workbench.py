@@ -15,6 +15,7 @@ import torch
 from w5xde.compression import NONE
 from w5xde.control.choice import CodecChoice
 from w5xde.errors import RemoteProtocolError, W5xdeError
+from w5xde.learn.buffers import POOLED_BYTES_MIN
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.codecs.sender import CodecSender, goes_as_it_is
 from w5xde.learn.enrol import NodeParts
@@ -24,7 +25,6 @@ from w5xde.learn.payload import Unpacker
 from w5xde.learn.trainer import Outcome, Task
 from w5xde.messages import Answer, Loan, Params, Work
 from w5xde.protocol.wire import Body
-from w5xde.runtime.buffers import POOLED_BYTES_MIN
 from w5xde.tree import Span, batch_seed
 
 _ALONE = Span(0, 1)
