@@ -59,7 +59,7 @@ def test_quick_steps_give_the_same_bits(name: str, schedules: bool) -> None:
     plain, quick = model(), model()
     optimizers = OPTIMIZERS[name](plain), OPTIMIZERS[name](quick)
     schedulers = [StepLR(each, 3, 0.5) for each in optimizers] if schedules else []
-    stepper = Stepper(optimizers[1])
+    stepper = Stepper(optimizers[1], list(quick.parameters()))
     for step in range(12):
         for module in (plain, quick):
             # In the middle one parameter has no gradient for once.
@@ -76,7 +76,7 @@ def test_quick_steps_give_the_same_bits(name: str, schedules: bool) -> None:
 def test_a_hook_that_is_added_later_is_called() -> None:
     module = model()
     optimizer = Adam(module.parameters(), fused=True)
-    stepper = Stepper(optimizer)
+    stepper = Stepper(optimizer, list(module.parameters()))
     called = []
     for step in range(3):
         set_gradients(module, step)
@@ -90,7 +90,7 @@ def test_a_hook_that_is_added_later_is_called() -> None:
 def test_a_state_that_is_loaded_later_is_the_one_that_counts() -> None:
     plain, quick = model(), model()
     optimizers = [Adam(module.parameters(), fused=True) for module in (plain, quick)]
-    stepper = Stepper(optimizers[1])
+    stepper = Stepper(optimizers[1], list(quick.parameters()))
     for step in range(4):
         for module in (plain, quick):
             set_gradients(module, step)
@@ -110,7 +110,7 @@ def test_a_state_that_is_loaded_later_is_the_one_that_counts() -> None:
 def test_what_is_set_later_counts_from_then_on() -> None:
     plain, quick = model(), model()
     optimizers = [SGD(module.parameters(), lr=0.01) for module in (plain, quick)]
-    stepper = Stepper(optimizers[1])
+    stepper = Stepper(optimizers[1], list(quick.parameters()))
     for step in range(6):
         for module, optimizer in zip((plain, quick), optimizers, strict=True):
             set_gradients(module, step)
@@ -119,3 +119,38 @@ def test_what_is_set_later_counts_from_then_on() -> None:
         optimizers[0].step()
         stepper.step(same_gradients=step > 0)
     assert same(plain, quick)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_with_rows_that_lie_elsewhere_have_the_same_bits(name: str) -> None:
+    plain, quick = model(), model()
+    optimizers = OPTIMIZERS[name](plain), OPTIMIZERS[name](quick)
+    stepper = Stepper(optimizers[1], list(quick.parameters()))
+    quickly = 0
+    for step in range(12):
+        set_gradients(plain, step)
+        optimizers[0].step()
+        if stepper.is_known():
+            quickly += 1
+            # Anywhere in memory, as they come.
+            rows = [torch.cat([torch.zeros(step), p.grad.reshape(-1)])[step:] for p in plain.parameters()]
+            with torch.no_grad():
+                stepper.step_with(rows)
+        else:
+            set_gradients(quick, step)
+            stepper.step(same_gradients=step > 0)
+        assert same(plain, quick), step
+    states = [optimizer.state_dict()["state"] for optimizer in optimizers]
+    assert str(states[0]) == str(states[1])
+    is_quick = "fused" in name and "amsgrad" not in name
+    assert quickly == (11 if is_quick or name in ("sgd", "two groups") else 0)
+
+
+def test_parameters_that_moved_in_memory_are_not_stepped_where_they_were() -> None:
+    module = model()
+    stepper = Stepper(Adam(module.parameters(), fused=True), list(module.parameters()))
+    set_gradients(module, 0)
+    stepper.step(same_gradients=False)
+    assert stepper.is_known()
+    module[0].weight.data = module[0].weight.data.clone()
+    assert not stepper.is_known()

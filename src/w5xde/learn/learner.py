@@ -93,7 +93,14 @@ class Learner:
             for i, group in enumerate(self._blueprint.moving_groups)
             if group.role == MOVING and (group.dtype.is_floating_point or group.dtype.is_complex)
         ]
-        self._stepper = Stepper(optimizer)
+        self._stepper = Stepper(optimizer, self._parameters)
+        # Where one step is only its gradients: how many numbers each parameter has.
+        is_plain = [group.role for group in self._blueprint.moving_groups] == [TRAINED]
+        self._row_counts = (
+            [parameter.numel() for parameter in self._parameters]
+            if is_plain and clip_norm is None and not self._is_large
+            else None
+        )
         # What must be finite after a step: not a buffer that never was (masks are often minus infinity).
         self._watched = [
             may_be_wild(group.dtype) and group.count > 0 and (group.role == TRAINED or is_finite(part))
@@ -211,8 +218,7 @@ class Learner:
             raise ValueError("a schedule wants to know of each step before the next")
         if self._undo is not None:
             self._undo.keep(self._stepper.tensors, self.version)
-        for whole in wholes:
-            self._step(whole)
+        self._step_all(wholes)
         self._require_sound(max([whole.contribution.norm for whole in wholes]), len(wholes))
         if self.scheduler is not None:
             self.scheduler.step()
@@ -230,8 +236,7 @@ class Learner:
             if undo is not None and self.scheduler is None and len(steps) > 1:
                 undo.keep(self._stepper.tensors, version)
                 for wholes in steps:
-                    for whole in wholes:
-                        self._step(whole)
+                    self._step_all(wholes)
                     self.version += len(wholes)
                     losses.append([whole.contribution.loss_sum for whole in wholes])
                 if undo.is_sound(self._stepper.tensors, self.version):
@@ -246,6 +251,17 @@ class Learner:
         except (Exception, SystemExit) as error:
             return losses, error
         return losses, None
+
+    def _step_all(self, wholes: list[Total]) -> None:
+        """One step after another; where nobody could look in between, without putting each in place first."""
+        counts = self._row_counts
+        is_quick = counts is not None and self._stepper.is_known()
+        for whole in wholes:
+            if is_quick and counts is not None and not whole.contribution.absent:
+                self._stepper.step_with(whole.contribution.vector.parts[0].split_with_sizes(counts))
+            else:
+                self._step(whole)
+                is_quick = counts is not None and self._stepper.is_known()
 
     def _step(self, whole: Total) -> None:
         total = whole.contribution

@@ -7,14 +7,26 @@ and its description is the same for all batches of one size. What is sent is the
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch.utils.data import TensorDataset
 
 from w5xde.learn.data import MapSource, Source
 from w5xde.learn.payload import Packed, Packer, padding_of
+from w5xde.messages import Item
 
 # Data up to this is worth copying anew in each epoch; beyond it batches are read one by one.
 DATA_BYTES_MAX = 64 * 1024 * 1024
+
+
+class _Described(NamedTuple):
+    """All batches of so many samples."""
+
+    item: Item
+    body_bytes: int
+    # What follows each tensor.
+    paddings: list[memoryview]
 
 
 class PackedEpochs:
@@ -26,7 +38,7 @@ class PackedEpochs:
         self._tensors: list[torch.Tensor] = list(source.dataset.tensors)
         # What one sample takes of each, and how a batch of so many samples is described.
         self._sample_bytes = [tensor[0].numel() * tensor.element_size() for tensor in self._tensors]
-        self._described: dict[int, Packed] = {}
+        self._described: dict[int, _Described] = {}
         self._epochs: dict[int, list[memoryview]] = {}
 
     @classmethod
@@ -39,12 +51,12 @@ class PackedEpochs:
         start = batch * self._batch_size
         samples = min(self._batch_size, self._source.samples - start)
         described = self._described.get(samples) or self._describe(samples)
+        stop = start + samples
         pieces = []
-        for raw, sample_bytes in zip(ordered, self._sample_bytes, strict=True):
-            pieces.append(raw[start * sample_bytes : (start + samples) * sample_bytes])
-            padding = padding_of(samples * sample_bytes)
+        for raw, size, padding in zip(ordered, self._sample_bytes, described.paddings, strict=True):
+            pieces.append(raw[start * size : stop * size])
             if padding:
-                pieces.append(memoryview(bytes(padding)))
+                pieces.append(padding)
         return Packed(samples, described.item, pieces, described.body_bytes)
 
     def _order(self, epoch: int) -> list[memoryview]:
@@ -56,10 +68,11 @@ class PackedEpochs:
         ]
         return ordered
 
-    def _describe(self, samples: int) -> Packed:
+    def _describe(self, samples: int) -> _Described:
         packer = Packer()
         item = packer.pack([tensor[:samples] for tensor in self._tensors])
-        described = self._described[samples] = Packed(samples, item, packer.pieces, packer.body_bytes)
+        paddings = [memoryview(bytes(padding_of(samples * size))) for size in self._sample_bytes]
+        described = self._described[samples] = _Described(item, packer.body_bytes, paddings)
         return described
 
 

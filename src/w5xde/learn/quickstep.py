@@ -7,6 +7,7 @@ those optimizers we know by heart; every other, and every one with hooks, steps 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,12 +20,20 @@ from w5xde.learn.lean import has_hooks, is_patched
 _ADAMS = (Adam, AdamW)
 
 
+# The tensors of one of the optimizer's groups, by their part in a step.
+_Group = dict[str, list[Tensor]]
+
+
 class Stepper:
     """Steps one optimizer, quickly where that is possible."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+        """`parameters` are those that are trained, in the order in which `step_with` is given gradients."""
         self._optimizer = optimizer
-        self._groups: list[dict[str, list[Tensor]]] | None = None
+        self._places = {id(parameter): place for place, parameter in enumerate(parameters)}
+        self._groups: list[_Group] | None = None
+        # The same tensors as rows of numbers, and whose gradients they take, by place.
+        self._rows: list[tuple[_Group, list[int]]] = []
 
     @property
     def tensors(self) -> object:
@@ -41,6 +50,7 @@ class Stepper:
             # The first step makes the state, and tells the schedule that there was one.
             lean.step(self._optimizer)
             self._groups = self._known()
+            self._rows = [self._in_rows(group) for group in self._groups or ()]
             return False
         if torch.is_grad_enabled():
             with torch.no_grad():
@@ -49,14 +59,40 @@ class Stepper:
             self._step_quickly(self._groups)
         return True
 
-    def _step_quickly(self, groups: list[dict[str, list[Tensor]]]) -> None:
-        for group, tensors in zip(self._optimizer.param_groups, groups, strict=True):
-            if type(self._optimizer) is SGD:
-                torch._foreach_add_(tensors["params"], tensors["grads"], alpha=-group["lr"])
-            else:
-                self._fused_adam(group, tensors)
+    def is_known(self) -> bool:
+        """Whether `step_with` may be called, until somebody else has had the optimizer or the parameters."""
+        if self._groups is None or not self._is_still_known(self._groups):
+            return False
+        return all(
+            row.data_ptr() == parameter.data_ptr()
+            for (rows, _), group in zip(self._rows, self._groups, strict=True)
+            for row, parameter in zip(rows["params"], group["params"], strict=True)
+        )
 
-    def _fused_adam(self, group: dict[str, Any], tensors: dict[str, list[Tensor]]) -> None:
+    def step_with(self, gradients: Sequence[Tensor]) -> None:
+        """One step with these gradients, each a row of numbers; those at the parameters stay as they are."""
+        for group, (rows, places) in zip(self._optimizer.param_groups, self._rows, strict=True):
+            rows["grads"] = [gradients[place] for place in places]
+            self._step_group(group, rows)
+
+    def _in_rows(self, group: _Group) -> tuple[_Group, list[int]]:
+        rows = {
+            name: tensors if name == "steps" else [each.detach().view(-1) for each in tensors]
+            for name, tensors in group.items()
+        }
+        return rows, [self._places[id(parameter)] for parameter in group["params"]]
+
+    def _step_quickly(self, groups: list[_Group]) -> None:
+        for group, tensors in zip(self._optimizer.param_groups, groups, strict=True):
+            self._step_group(group, tensors)
+
+    def _step_group(self, group: dict[str, Any], tensors: _Group) -> None:
+        if type(self._optimizer) is SGD:
+            torch._foreach_add_(tensors["params"], tensors["grads"], alpha=-group["lr"])
+        else:
+            self._fused_adam(group, tensors)
+
+    def _fused_adam(self, group: dict[str, Any], tensors: _Group) -> None:
         # Numpy counts in a fifth of the time; it is the same memory.
         count = tensors["steps"][0].numpy()
         count += 1
@@ -81,7 +117,7 @@ class Stepper:
             found_inf=None,
         )
 
-    def _known(self) -> list[dict[str, list[Tensor]]] | None:
+    def _known(self) -> list[_Group] | None:
         """The tensors that a step of this optimizer works on, or None if we do not know how it steps."""
         optimizer = self._optimizer
         if type(optimizer) not in (SGD, *_ADAMS) or (has_hooks(optimizer) or is_patched(optimizer)):
@@ -89,6 +125,8 @@ class Stepper:
         groups = []
         for group in optimizer.param_groups:
             params = group["params"]
+            if any(id(p) not in self._places or not p.is_contiguous() for p in params):
+                return None
             if any(p.grad is None or p.grad.is_sparse or p.is_complex() for p in params):
                 return None
             if len({(p.dtype, p.device) for p in params}) != 1 or not isinstance(group["lr"], float):
@@ -126,7 +164,7 @@ class Stepper:
                 if state is not None:
                     state["step"] = state["step"].clone()
 
-    def _is_still_known(self, groups: list[dict[str, list[Tensor]]]) -> bool:
+    def _is_still_known(self, groups: list[_Group]) -> bool:
         """Whether nobody has given the optimizer another state or a hook."""
         optimizer = self._optimizer
         if len(groups) != len(optimizer.param_groups) or (has_hooks(optimizer) or is_patched(optimizer)):
