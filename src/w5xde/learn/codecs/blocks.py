@@ -8,9 +8,7 @@ know. A block that does not shrink is stored, so that the whole never grows by m
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -19,39 +17,12 @@ from numpy.typing import NDArray
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.codecs.compressors import BLOCK_BYTES, Compressor, refuse
 from w5xde.learn.codecs.numbers import Run
-from w5xde.learn.device import core_count
+from w5xde.learn.cores import on_all_cores
 
 Bytes = NDArray[np.uint8]
 
 _LENGTH = np.dtype("<u4")
 _STORED = 1 << 31
-# More threads than this wait for memory rather than for cores.
-_THREADS_MAX = 8
-
-# By process: threads do not survive a fork, and nodes are forked.
-_pools: dict[int, ThreadPoolExecutor] = {}
-
-
-def _pool() -> ThreadPoolExecutor:
-    pool = _pools.get(os.getpid())
-    if pool is None:
-        pool = ThreadPoolExecutor(min(core_count(), _THREADS_MAX), thread_name_prefix="w5xde-codec")
-        _pools.clear()
-        _pools[os.getpid()] = pool
-    return pool
-
-
-def _on_all_cores(work: Callable[[int], None], count: int) -> None:
-    """Call `work` with every number below `count`; the first error is raised when all of them are done."""
-    if count <= 1:
-        for number in range(count):
-            work(number)
-        return
-    futures = [_pool().submit(work, number) for number in range(count)]
-    # All, also after an error: they write into memory that is the caller's again when we return.
-    wait(futures)
-    for future in futures:
-        future.result()
 
 
 def blocks_of(whole_bytes: int) -> int:
@@ -116,7 +87,7 @@ def compress(whole: Bytes, compressor: Compressor, runs: Sequence[Run] | None) -
         table[number] = len(plain) | _STORED if is_stored else len(compressed)
         pieces[number + 1] = plain.data if is_stored else memoryview(compressed)
 
-    _on_all_cores(block, count)
+    on_all_cores(block, count)
     return pieces
 
 
@@ -145,7 +116,7 @@ def decompress(body: memoryview, whole: Bytes, compressor: Compressor, runs: Seq
         else:
             unshuffle(shuffled, plain, cover(runs, begin, begin + len(plain)))
 
-    _on_all_cores(block, count)
+    on_all_cores(block, count)
 
 
 def _decompressed(compressor: Compressor, block: memoryview, raw_bytes: int) -> bytes:

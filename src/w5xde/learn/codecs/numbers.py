@@ -7,7 +7,7 @@ so both sides know them before a byte is sent. What is not finite stays so: whoe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -16,12 +16,15 @@ import torch
 from torch import Tensor
 
 from w5xde.learn.buffers import POOLED_BYTES_MIN, Buffers
+from w5xde.learn.cores import on_all_cores
 from w5xde.learn.layout import ALIGNMENT_BYTES, Group
 
 _NARROWED = (torch.float32, torch.float64)
 # Values handled in one go: few enough for the cache, where several passes are nearly as cheap as one, and
 # enough to make torch's few microseconds for each operation not matter.
 _CHUNK_VALUES = 1 << 18
+# So many are worth a thread.
+_PART_VALUES = 16 * _CHUNK_VALUES
 # One scale for so many values: 1.6 % more bytes, and an outlier costs the precision of few others.
 SCALED_VALUES = 256
 _INT8_MAX = 127
@@ -85,12 +88,25 @@ def _new_packed(runs: Sequence[Run]) -> Tensor:
     return packed
 
 
+def _in_parts(work: Callable[[slice], None], count: int) -> None:
+    """Let `work` handle so many values, a chunk at a time; many of them on all cores."""
+    parts = -(-count // _PART_VALUES)
+
+    def part(number: int) -> None:
+        stop = min(count, (number + 1) * _PART_VALUES)
+        for begin in range(number * _PART_VALUES, stop, _CHUNK_VALUES):
+            work(slice(begin, min(stop, begin + _CHUNK_VALUES)))
+
+    on_all_cores(part, parts)
+
+
 class Narrow:
     """Floats in 16 bits: half of float32's bytes, rounded to the nearest."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._largest = torch.finfo(dtype).max
+        self._square_max = min(0.99 * self._largest**2, 1e38)
 
     def runs(self, groups: Sequence[Group]) -> list[Run]:
         return _laid_out(
@@ -106,23 +122,30 @@ class Narrow:
                 part.copy_(bytes_of(raw, group))
                 continue
             values, narrow = values_of(raw, group), part.view(self._dtype)
-            for begin in range(0, group.count, _CHUNK_VALUES):
-                chunk = values[begin : begin + _CHUNK_VALUES]
-                narrow[begin : begin + _CHUNK_VALUES].copy_(self._within_range(chunk))
+
+            def round_some(places: slice, values: Tensor = values, narrow: Tensor = narrow) -> None:
+                narrow[places].copy_(self._within_range(values[places]))
+
+            _in_parts(round_some, group.count)
         return packed
 
     def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[Group]) -> None:
         for group, run in zip(groups, self.runs(groups), strict=True):
             part = packed[run.start : run.end]
             if group.dtype in _NARROWED:
-                values_of(raw, group).copy_(part.view(self._dtype))
+                values, narrow = values_of(raw, group), part.view(self._dtype)
+
+                def widen_some(places: slice, values: Tensor = values, narrow: Tensor = narrow) -> None:
+                    values[places].copy_(narrow[places])
+
+                _in_parts(widen_some, group.count)
             else:
                 bytes_of(raw, group).copy_(part)
 
     def _within_range(self, values: Tensor) -> Tensor:
         """A large gradient becomes the largest there is, not infinite; NaN and Inf stay what they are."""
-        least, most = torch.aminmax(values)
-        if least >= -self._largest and most <= self._largest:
+        # If the sum of squares is no larger than the largest square, no value is; that is one quick pass.
+        if torch.dot(values, values) <= self._square_max:
             return values
         return torch.where(values.isfinite(), values.clamp(-self._largest, self._largest), values)
 
