@@ -21,8 +21,8 @@ from w5xde.datasets import digits
 from w5xde.errors import TrainingError
 from w5xde.learn.data import MapSource
 from w5xde.learn.device import threads
+from w5xde.learn.digest import weights_sha256
 from w5xde.learn.job import Job
-from w5xde.learn.learner import weights_sha256
 from w5xde.tree import Span, batch_seed, halves
 from w5xde.view import make_view
 

@@ -153,7 +153,7 @@ def test_many_blocks_on_all_cores_hold_the_same_as_one_after_the_other(spec, cou
         for number in range(blocks_count):
             work(number)
 
-    monkeypatch.setattr(blocks, "_on_all_cores", one_after_the_other)
+    monkeypatch.setattr(blocks, "on_all_cores", one_after_the_other)
     assert body_of(spec, raw, groups) == body
     assert bits(there_and_back(spec, raw, groups), groups) == bits(found, groups)
     if parse(spec).is_lossless:

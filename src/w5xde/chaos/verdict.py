@@ -10,7 +10,7 @@ from w5xde.config import Settings
 from w5xde.demo import accuracy, alone
 from w5xde.errors import TrainingError
 from w5xde.learn.device import threads
-from w5xde.learn.learner import weights_sha256
+from w5xde.learn.digest import weights_sha256
 from w5xde.runs import read_manifest
 from w5xde.runtime.auditing import Report, audit_run
 

@@ -5,15 +5,15 @@ The one owner of the model that is trained. One thread uses it at a time.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from w5xde.learn import lean
+from w5xde.learn.digest import weights_sha256
 from w5xde.learn.layout import FlatModel, Vector
 from w5xde.learn.quickstep import Stepper
 from w5xde.learn.soundness import Gauge, is_finite, may_be_wild
@@ -390,16 +390,3 @@ def _merge(left: Contribution | None, right: Contribution | None) -> Contributio
         left.loss_sum + right.loss_sum,
         left.norm + right.norm,
     )
-
-
-def weights_sha256(module: torch.nn.Module) -> str:
-    """Over the raw bytes of all parameters and buffers in the order of the state dict."""
-    return tensors_sha256(each for each in module.state_dict().values() if isinstance(each, torch.Tensor))
-
-
-def tensors_sha256(tensors: Iterable[torch.Tensor]) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
-    return digest.hexdigest()
