@@ -78,6 +78,41 @@ def test_a_revoked_ticket_disconnects_nobody_and_a_ban_one_node_alone(
         assert {node["name"] for node in result["nodes"]} >= {"local-1", "good", "bad"}
 
 
+def test_a_cheat_that_was_turned_out_does_not_come_back_whatever_it_tries(tmp_path: Path) -> None:
+    """As itself, by its ticket, and to the next life of the coordinator: refused, and told why."""
+    with attacked(tmp_path, verify=1.0, checkpoint_every="2steps") as run:
+        file, state = tmp_path / "here", tmp_path / "state-cheat"
+        file.write_text(run.ticket.to_text())
+
+        def refused(name: str) -> str:
+            join = ["join", f"@{file}", f"{JOBS}:flipped", "--name", name, "--road", "tcp"]
+            with command(*join, W5XDE_STATE=str(state)) as cheat:
+                assert cheat.finish() == 10, cheat.text
+            return cheat.text
+
+        assert "error[W5-112]: the coordinator turned this node out" in refused("cheat")
+        run.wait_until_told("'kind': 'banned', 'node': 'cheat'")
+        for name in ("cheat", "innocent"):
+            text = refused(name)
+            assert "error[W5-114]: this node is banned from the run: an update of it was" in text
+        kept(state, run.ticket).rename(tmp_path / "kept")
+        assert "error[W5-114]: a node that came from here by this ticket is banned" in refused("innocent")
+        assert [node.name for node in run.register.nodes()] == ["cheat"]
+        run.wait_for_step(3)
+        os.kill(run.pid, signal.SIGKILL)
+        assert ended(run.pid) == -signal.SIGKILL
+        (tmp_path / "ticket").unlink()
+        with forked(lambda: w5xde.serve(f"{JOBS}:slow", resume="mine", runs=str(tmp_path))) as second:
+            when_there(tmp_path / "ticket")
+            assert "error[W5-114]: a node that came from here" in refused("cheat")
+            (tmp_path / "kept").rename(kept(state, run.ticket))
+            assert "error[W5-114]: this node is banned" in refused("cheat")
+            os.kill(second, signal.SIGINT)
+            assert ended(second) == 0
+    assert joins(run.folder, "cheat") == 1
+    assert joins(run.folder, "innocent") == 0
+
+
 def test_nodes_come_back_over_tls_to_a_coordinator_that_was_killed(tmp_path: Path) -> None:
     """With their credentials: the ticket has been revoked meanwhile, and the certificate is the same."""
     with (

@@ -9,6 +9,7 @@ import pytest
 
 from tests.security.test_register import ENTRANCE, NOW, admit
 from w5xde.errors import StorageError, UsageError
+from w5xde.runtime.book import Entrance
 from w5xde.runtime.ticketing import (
     parse_lifetime,
     parse_uses,
@@ -17,7 +18,7 @@ from w5xde.runtime.ticketing import (
     ticket_new,
     ticket_revoke,
 )
-from w5xde.runtime.tickets import Entrance, TicketRegister
+from w5xde.runtime.tickets import TicketRegister
 from w5xde.ticket import parse
 
 

@@ -98,6 +98,7 @@ class Desk:
             ev.Reopen: self._reopen,
             ev.Save: lambda effect: self.keeper.save(effect.cut, {"meters": {}}, world.now),
             ev.Close: self._close,
+            ev.Ban: lambda effect: None,
             ev.Note: lambda effect: None,
             ev.Finish: self._finished,
         }

@@ -264,6 +264,14 @@ class Close:
 
 
 @dataclass(slots=True)
+class Ban:
+    """Let this node in no more, whether it is still here or has gone."""
+
+    node: str
+    reason: str
+
+
+@dataclass(slots=True)
 class Note:
     """Something a person may want to know, with the facts behind the sentence."""
 
@@ -293,6 +301,7 @@ Effect: TypeAlias = (
     | Save
     | Evaluate
     | Close
+    | Ban
     | Note
     | Finish
 )

@@ -11,6 +11,7 @@
     cancelled, expired    leases that ended without an answer
     aside     a batch that fails wherever it is tried
     step      applied: which batches, from whom ([start, stop, node, lease] each)
+    banned    a node that may not come back, and why
     undo      a step begins anew: it would have spoiled the model, or a cheat had a part in it
     checkpoint            a checkpoint is durable: its version and hash
     stop      the end, and why
@@ -66,6 +67,8 @@ class Scribe:
                 case ev.Reopen():
                     self._steps.pop(effect.plan.index, None)
                     self.add({"kind": "undo", "step": effect.plan.index, "version": effect.version})
+                case ev.Ban():
+                    self.add({"kind": "banned", "node": effect.node, "reason": effect.reason})
                 case ev.Note():
                     self.add({"kind": effect.kind, "text": effect.text, **effect.facts})
 

@@ -193,6 +193,7 @@ class Coordinator:
             ev.Save: self._save,
             ev.Evaluate: lambda effect: self._evaluator.measure(self._actor),
             ev.Close: self._close,
+            ev.Ban: lambda effect: self._reception.ban(effect.node, effect.reason),
             ev.Note: self._note,
             ev.Finish: self._finished,
         }

@@ -34,6 +34,7 @@ from w5xde.runtime.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.runtime.door import Visit
 from w5xde.runtime.entry import Admission, Entry
 from w5xde.runtime.gate import Gate
+from w5xde.runtime.guests import Guests
 from w5xde.runtime.memory import available_bytes
 from w5xde.runtime.peer import Peer, Watch
 from w5xde.runtime.tickets import Refused
@@ -96,6 +97,13 @@ class Reception:
         self._watch = Watch()
         self._open = 0
         self._all_gone = asyncio.Event()
+        self._guests = Guests(
+            entry,
+            lambda: list(self),
+            lambda peer, reason: None if self._is_closing else self.turn_out(peer, reason),
+            lambda kind, text: host.note(kind, text, ""),
+            lambda error: self.turned_away("the register", error.code, error.what),
+        )
 
     def get(self, name: str) -> Peer | None:
         return self._peers.get(name)
@@ -195,22 +203,7 @@ class Reception:
         for peer in self._peers.values() if waiting else ():
             if peer.connection in waiting:
                 self._noticed(peer)
-        refreshing = self.entry.refresh(now)
-        if refreshing is not None:
-            refreshing.add_done_callback(self._refreshed)
-
-    def _refreshed(self, done: asyncio.Future[bool]) -> None:
-        if self._is_closing or done.cancelled():
-            return
-        try:
-            is_changed = done.result()
-        except StorageError as error:
-            self.turned_away("the register", error.code, error.what)
-            return
-        for peer in list(self._peers.values()) if is_changed else ():
-            reason = self.entry.ban_of(peer.node_id) if peer.node_id else None
-            if reason is not None:
-                self.turn_out(peer, f"this node is banned from the run: {reason}")
+        self._guests.refresh(now)
 
     def hurry(self, now: float) -> None:
         """Part with those who keep us waiting. Building a model may take long: nodes beat meanwhile."""
@@ -252,9 +245,14 @@ class Reception:
             fix = f"install w5xde {w5xde.__version__} on both machines"
             self._refuse(peer, Refuse("W5-107", what, fix=fix))
         elif self.entry.is_of_the_house(hello):
-            self._welcome(peer, hello, Admission())
+            banned = self._guests.ban_of_the_house(hello.name)
+            if banned:
+                self._refuse(peer, Refuse("W5-114", f"this node is banned from the run: {banned}"))
+            else:
+                self._welcome(peer, hello, Admission())
         else:
-            self.entry.admit(hello).add_done_callback(lambda done: self._admitted(peer, hello, done))
+            asked = self.entry.admit(hello, peer.visit.address)
+            asked.add_done_callback(lambda done: self._admitted(peer, hello, done))
 
     def _admitted(self, peer: Peer, hello: Hello, done: asyncio.Future[Admission]) -> None:
         """The register has said who this is, or that it does not know."""
@@ -289,7 +287,7 @@ class Reception:
                 # If that is what is left of a broken connection, nobody hears it.
                 self.turn_out(other, "another node came with its credential: was the state folder copied?")
         self._unnamed.discard(peer)
-        peer.name = self._free_name(hello.name)
+        peer.name = self._guests.name_for(hello.name, admission.node_id, self._peers)
         peer.node_id, peer.is_looking = admission.node_id, hello.looks
         peer.device = hello.device
         peer.machine, peer.cores = hello.machine, hello.cores
@@ -307,13 +305,6 @@ class Reception:
                 credential=admission.credential,
             )
         )
-
-    def _free_name(self, wanted: str) -> str:
-        name, number = wanted, 1
-        while name in self._peers:
-            number += 1
-            name = f"{wanted[:58]}-{number}"
-        return name
 
     def _ready(self, peer: Peer, ready: Ready) -> None:
         if peer.is_looking:
@@ -370,6 +361,10 @@ class Reception:
             peer.connection.send(Bye(reason[:4000], finished=False))
         self.part(peer, reason)
         (peer.connection.abort if abruptly else peer.connection.close)()
+
+    def ban(self, name: str, reason: str) -> None:
+        """Let a node in no more, whether it is here or has gone."""
+        self._guests.ban(name, reason)
 
     async def close(self, reason: str) -> None:
         """The run is over: say goodbye, and let last words arrive, but not for ever."""
