@@ -176,7 +176,7 @@ def _run_prepared(
         recorder.discard()
         raise
     layout = prepared.learner.flat.blueprint.layout
-    recorder.manifest(
+    recorder.learn(
         {
             "job": named.reference,
             "job_place": named.place,

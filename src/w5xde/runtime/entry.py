@@ -100,7 +100,7 @@ class Entry:
         # Only who makes certificates needs the library that does.
         from w5xde.runtime.identity import RunIdentity
 
-        identity = RunIdentity.load_or_create(self._run_id)
+        identity = RunIdentity.load_or_create(self._run_id, anew=self._settings.new_identity)
         self._fingerprint = identity.fingerprint
         return tls.server_context(identity)
 
@@ -112,7 +112,7 @@ class Entry:
             is_clear=self._is_clear,
             is_pki=self._is_pki,
         )
-        self._register = TicketRegister.begin(self._folder, self._entrance)
+        self._register = TicketRegister.begin(self._folder, self._entrance, anew=self._settings.new_identity)
         self.ticket = self._register.new(time.time(), label=FIRST_LABEL)
         if self._settings.ticket_file is not None:
             private.replace(Path(self._settings.ticket_file), self.ticket.to_text().encode() + b"\n")

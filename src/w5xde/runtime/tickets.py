@@ -68,10 +68,13 @@ class TicketRegister:
         self.refresh()
 
     @classmethod
-    def begin(cls, folder: Path, entrance: Entrance) -> TicketRegister:
-        """For the coordinator: the register, made if there is none, and where nodes come in."""
+    def begin(cls, folder: Path, entrance: Entrance, *, anew: bool = False) -> TicketRegister:
+        """For the coordinator: the register, made if there is none, and where nodes come in.
+
+        `anew`: whatever it holds is forgotten, also who was banned; nobody's ticket or credential is good.
+        """
         with private.locked(folder / LOCK):
-            if not (folder / NAME).exists():
+            if anew or not (folder / NAME).exists():
                 private.replace(folder / NAME, encode(Book()))
         register = cls(folder)
         register._change(lambda book: (msgspec.structs.replace(book, entrance=entrance), None))
@@ -295,7 +298,8 @@ class TicketRegister:
         except Damaged as damage:
             raise self._trouble(
                 f"has a damaged register of tickets: {damage}",
-                f"restore {NAME} from a copy; without it nobody knows who was let in, and who was banned",
+                f"restore {NAME} from a copy, which says who was let in and who was banned; or start the"
+                " coordinator with --new-identity, and everybody has to join anew",
             ) from None
 
     def _change(self, change: Callable[[Book], tuple[Book, Result]]) -> Result:
