@@ -69,7 +69,8 @@ class Intake:
         vectors = [answer for answer in update.answers if not answer.dropped and not answer.failure]
         expected = [answer.lease for answer in update.answers]
         lengths = [self._length(answer) for answer in vectors]
-        if not peer.works or peer.works[0][0] != expected or len(body) != sum(lengths):
+        is_known = all(self._learner.trained.issuperset(answer.absent) for answer in vectors if answer.absent)
+        if not peer.works or peer.works[0][0] != expected or len(body) != sum(lengths) or not is_known:
             self._reception.turn_out(peer, "its answer does not fit what it was lent", abruptly=True)
             return
         now = self._loop.time()

@@ -40,14 +40,22 @@ from w5xde.runtime.peer import Peer, Watch
 from w5xde.runtime.tickets import Refused
 from w5xde.runtime.transport import Connection, Owner
 
-# Answers to a few dozen leases, each with a failure's text at most.
-UPDATE_META_BYTES_MAX = 1024 * 1024
+# What a node that works may say without any answers; the longest is a goodbye.
+WORDS_BYTES_MAX = 4096
+# What an answer says at most: a failure's text of 2,000 characters, and each entry that has no gradient.
+ANSWER_BYTES_MAX, ABSENT_BYTES_MAX = 9 * 1024, 5
 # All large updates that arrive at a time fit into this part of the memory that there was at the start.
 ARRIVING_PART = 0.25
 PARTING_SECONDS = 5.0
 # An aborted connection is gone after a turn of the loop; an accepted one has opened after three.
 ABORTING_SECONDS = 1.0
 ACCEPTING_ROUNDS = 3
+
+
+def update_limits(leases: int, layout: Layout, vector_bytes_max: int) -> Limits:
+    """How large the answer to so many leases may be."""
+    answer_bytes_max = ANSWER_BYTES_MAX + ABSENT_BYTES_MAX * len(layout.entries)
+    return Limits(WORDS_BYTES_MAX + answer_bytes_max * leases, vector_bytes_max * leases)
 
 
 class Host(Protocol):
@@ -147,7 +155,7 @@ class Reception:
         """An answer may now be as large as this many vectors."""
         if leases > peer.frame_leases or not peer.is_ready:
             peer.frame_leases = leases
-            peer.connection.limits = Limits(UPDATE_META_BYTES_MAX, self._vector_bytes_max * leases)
+            peer.connection.limits = update_limits(leases, self._layout, self._vector_bytes_max)
 
     # --- coming -----------------------------------------------------------------------------------
 
