@@ -32,8 +32,8 @@ SCRATCH_BYTES = 64 * 1024
 
 _encoder = msgspec.msgpack.Encoder()
 Words = Literal["all", "greeting", "welcome"]
-# Until a node works, a message becomes no more than one of those that it or its coordinator may say then: a batch
-# in 4 KiB would become 100 KiB of objects.
+# Until a node works, a message becomes no more than one of those that it or its coordinator may say then: a
+# batch in 4 KiB would become 100 KiB of objects.
 _decoders: dict[Words, msgspec.msgpack.Decoder[Any]] = {
     "all": msgspec.msgpack.Decoder(Message),
     "greeting": msgspec.msgpack.Decoder(Hello | Ready | Beat | Leave),
