@@ -68,7 +68,7 @@ class Entry:
         self.ticket: Ticket | None = None
         # Others' machines may join, and nothing is encrypted.
         self.is_exposed = False
-        self._fingerprint = b""
+        self._fingerprint = self._house_fingerprint = b""
         self._is_clear = self._is_pki = False
 
     # --- opening ------------------------------------------------------------------------------------
@@ -86,7 +86,9 @@ class Entry:
                 )
             self._is_pki = True
             ca = Path(files.tls_ca) if files.tls_ca is not None else None
-            return tls.server_context_pki(Path(files.tls_cert), Path(files.tls_key), ca)
+            context = tls.server_context_pki(Path(files.tls_cert), Path(files.tls_key), ca)
+            self._house_fingerprint = tls.fingerprint_of(Path(files.tls_cert))
+            return context
         if files.tls_ca is not None:
             raise UsageError(
                 "--tls-ca says whose nodes may come, and needs a certificate of the coordinator's own",
@@ -101,7 +103,7 @@ class Entry:
         from w5xde.runtime.identity import RunIdentity
 
         identity = RunIdentity.load_or_create(self._run_id, anew=self._settings.new_identity)
-        self._fingerprint = identity.fingerprint
+        self._fingerprint = self._house_fingerprint = identity.fingerprint
         return tls.server_context(identity)
 
     def open(self, host: str, port: int) -> None:
@@ -127,14 +129,16 @@ class Entry:
         return [self._settings.host if self._is_pki else bound]
 
     def house_ticket(self, host: str, port: int) -> Ticket:
-        """What nodes come with that we start ourselves: known to this process and theirs alone."""
+        """What nodes come with that we start ourselves: known to this process and theirs alone.
+
+        They know our very certificate, whatever name it is for.
+        """
         return Ticket(
             addresses=((host, port),),
-            fingerprint=self._fingerprint,
+            fingerprint=self._house_fingerprint,
             id=self._house_id,
             secret=self._house_secret,
             is_clear=self._is_clear,
-            is_pki=self._is_pki,
         )
 
     # --- letting in ---------------------------------------------------------------------------------
