@@ -92,6 +92,7 @@ def test_every_setting_can_be_given_through_every_door(tmp_path):
         "advertise": "trainer.example.org",
         "ticket_file": "ticket",
         "insecure": True,
+        "new_identity": True,
         "tls_cert": "cert.pem",
         "tls_key": "key.pem",
         "tls_ca": "ca.pem",

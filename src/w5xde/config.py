@@ -129,6 +129,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     insecure: Annotated[
         bool, Meta(description="let others' machines join in clear text, which anybody on the way can read")
     ] = False
+    new_identity: Annotated[
+        bool, Meta(description="a new certificate and new tickets: everybody has to join anew")
+    ] = False
     tls_cert: Annotated[
         str | None, Meta(description="a certificate of your own (PEM), instead of the run's own")
     ] = None
@@ -243,18 +246,13 @@ _TRAINING = [
 _TRUST = ["max_update_norm", "verify"]
 _SOCKETS = ["road", "socket_buffer", "tcp_nodelay", "tcp_keepalive", "tcp_quickack"]
 _TLS = ["tls_cert", "tls_key", "tls_ca"]
-_ENTRANCE = ["host", "port", "advertise", "ticket_file", "insecure", *_TLS]
+_ENTRANCE = ["host", "port", "advertise", "ticket_file", "insecure", "new_identity", *_TLS]
 _PLACE = ["nodes", "device", "threads", *_ENTRANCE, *_SOCKETS]
-_KEEPING = [
-    "checkpoint_every",
-    "keep_checkpoints",
-    "durability",
-    "skip_bad_batches",
-    "resume",
-    "name",
-    "runs",
-]
+_RUN = ["resume", "name", "runs"]
+_KEEPING = ["checkpoint_every", "keep_checkpoints", "durability", "skip_bad_batches", *_RUN]
 _SHOWING = ["log", "json"]
+# What is said for one start: a run that is resumed does not do it again.
+_FOR_ONCE = ["new_identity", *_SHOWING]
 COMMAND_SETTINGS: dict[str, list[str]] = {
     "train": [*_TRAINING, *_TRUST, *_PLACE, *_KEEPING, *_SHOWING],
     "serve": [*_TRAINING, *_TRUST, *_PLACE, *_KEEPING, *_SHOWING],
@@ -334,12 +332,8 @@ def _resumed(settings: Settings, given: dict[str, Any]) -> Settings:
         raise UsageError(
             "a run that is resumed keeps its name", code="W5-211", fix="leave out --name, or --resume"
         )
-    # How it was shown then is no matter of the run's.
-    known = {
-        key: value
-        for key, value in earlier.items()
-        if key in Settings.__struct_fields__ and key not in _SHOWING
-    }
+    lasting = set(Settings.__struct_fields__) - set(_FOR_ONCE)
+    known = {key: value for key, value in earlier.items() if key in lasting}
     place = {"resume": folder.name, "name": folder.name, "runs": str(folder.parent)}
     whole = _convert({**known, **given, **place}, folder.name)
     before = _convert(known, folder.name)

@@ -8,7 +8,7 @@ Knows no sockets and no torch: a dtype is its name.
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -27,6 +27,8 @@ Label = Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)]
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
 # Far more leases than one Work ever lends. Two bytes are an answer on the wire, and 150 in memory.
 ANSWERS_MAX = 1024
+# Far more than the deepest model has.
+ENTRIES_MAX = 100_000
 Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
 # An id of 8 bytes and a secret of 16 (a ticket's) or 32 (a node's own).
 Proof = Annotated[bytes, Meta(max_length=64)]
@@ -105,7 +107,11 @@ class Batch(Frozen, frozen=True, array_like=True):
 
 # --- the model, described -----------------------------------------------------------------------
 
-TRAINED, FROZEN, MOVING, STILL = "trained", "frozen", "moving", "still"
+TRAINED: Final = "trained"
+FROZEN: Final = "frozen"
+MOVING: Final = "moving"
+STILL: Final = "still"
+Role: TypeAlias = Literal["trained", "frozen", "moving", "still"]
 
 
 class Entry(Frozen, frozen=True, array_like=True):
@@ -114,13 +120,13 @@ class Entry(Frozen, frozen=True, array_like=True):
     name: Label
     dtype: Label
     shape: Shape
-    role: Label
+    role: Role
 
 
 class Layout(Frozen, frozen=True):
     """Every parameter and buffer in the order in which the model names them."""
 
-    entries: list[Entry]
+    entries: Annotated[list[Entry], Meta(max_length=ENTRIES_MAX)]
 
     def digest(self) -> str:
         return hashlib.sha256(msgspec.msgpack.encode(self.entries)).hexdigest()
@@ -151,20 +157,20 @@ class Hello(Spoken, frozen=True, tag="hello"):
 class Rules(Frozen, frozen=True):
     """What every node of a run does alike."""
 
-    mode: Label
-    seed: int
-    precision: Label
-    threads: Count
-    data: Label
+    mode: Literal["sync", "async"]
+    seed: Count
+    precision: Literal["fp32", "bf16"]
+    threads: Annotated[int, Meta(ge=1, le=1024)]
+    data: Literal["stream", "local"]
     # How nodes encode what they send: a spec, or `auto` to choose by what they measure.
     compress: Label = "none"
     # Whether nodes may record what a batch does: `auto` or `off`.
-    recording: Label = "off"
+    recording: Literal["auto", "off"] = "off"
     # Which of Python's and numpy's global generators the loss draws from; seeding costs time, so only these.
     seeds_python: bool = False
     seeds_numpy: bool = False
     # Fingerprint of the data set, for nodes that read their own copy.
-    data_samples: int = 0
+    data_samples: Count = 0
     data_digest: Label = ""
 
 
@@ -226,7 +232,7 @@ class Work(Frozen, frozen=True, tag="work"):
     """Coordinator: compute these on that version. One Work is answered by one Update."""
 
     version: Count
-    loans: list[Loan]
+    loans: Annotated[list[Loan], Meta(min_length=1, max_length=ANSWERS_MAX)]
     # Bytes a second at which this node's updates arrive, as far as it was measured; 0: not yet.
     link: float = 0.0
 
@@ -275,7 +281,7 @@ class Update(Frozen, frozen=True, tag="update"):
 class Cancel(Frozen, frozen=True, tag="cancel"):
     """Coordinator: nobody needs these leases any more."""
 
-    leases: list[Count]
+    leases: Annotated[list[Count], Meta(max_length=64 * ANSWERS_MAX)]
 
 
 class Rejected(Spoken, frozen=True, tag="rejected"):

@@ -1,4 +1,4 @@
-"""`w5xde ticket`: hand out tickets of a run, list them, take them back, and keep a node out.
+"""`w5xde ticket`: hand out tickets of a run, list them, take them back, keep a node out or let it in again.
 
 Reads what was typed and shows what came of it; `runtime/ticketing.py` does it.
 """
@@ -18,12 +18,14 @@ _EXAMPLES = """examples:
   w5xde ticket new tuesday --lifetime 7d --uses 1 --qr
   w5xde ticket list tuesday                       all tickets, and the nodes that came by them
   w5xde ticket revoke tuesday 3fa9c1d0            nobody else comes by it; who did stays
-  w5xde ticket ban tuesday lab-3                  this node goes, and does not come back"""
+  w5xde ticket ban tuesday lab-3                  this node goes, and does not come back
+  w5xde ticket unban tuesday lab-3                it may come back: by hand, with the same state folder"""
 _ACTIONS = {
     "new": "make a ticket; this is the only time it is shown",
     "list": "show all tickets and nodes of a run, without their secrets",
     "revoke": "let nobody else in by a ticket",
     "ban": "turn out a node and keep it out",
+    "unban": "let a node come back that was banned, or turned out for bad updates",
 }
 _ASKED = ("action", "run", "ticket", "node", "lifetime", "uses", "label", "qr", "turn_out", "reason")
 
@@ -49,8 +51,9 @@ def add_ticket_parser(commands: Any) -> None:
         elif name == "revoke":
             action.add_argument("ticket", metavar="TICKET", help="its id in the list, or how that begins")
             action.add_argument("--turn-out", action="store_true", help="who came by it must go as well")
-        elif name == "ban":
+        elif name in ("ban", "unban"):
             action.add_argument("node", metavar="NODE", help="its id in the list, or its name")
+        if name == "ban":
             action.add_argument("--reason", default="", metavar="TEXT", help="what the node is told")
         action.add_argument("--runs", help="folder in which runs are kept (default: runs)")
         action.add_argument("--json", action="store_true", default=None, help="print one JSON object")
@@ -82,6 +85,8 @@ def run_ticket(settings: Settings, asked: dict[str, Any]) -> dict[str, Any]:
             told = ticketing.ticket_list(folder, now)
         case "revoke":
             told = ticketing.ticket_revoke(folder, asked["ticket"], now, turn_out=asked["turn_out"])
+        case "unban":
+            told = ticketing.ticket_unban(folder, asked["node"])
         case _:
             told = ticketing.ticket_ban(folder, asked["node"], now, reason=asked["reason"])
     if not settings.json:

@@ -239,6 +239,8 @@ def in_words(effect: ev.Effect) -> str:
             return f"evaluate after {effect.step} steps"
         case ev.Close():
             return f"close {effect.node}: {effect.reason}"
+        case ev.Ban():
+            return f"ban {effect.node}: {effect.reason}"
         case ev.Note():
             return f'"{effect.text}"'
         case ev.Finish():

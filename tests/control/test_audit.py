@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.control.honest import EPOCHS, HONEST, SAMPLES, SIZE, STEPS, Story, two_lives
+from tests.security.measure import MIB, peak_bytes
 from w5xde.control.audit import Auditor, Findings
 from w5xde.control.leases import INCARNATION_SHIFT
 from w5xde.control.ledger import Record
@@ -340,6 +341,96 @@ def test_nonsense_is_a_violation_or_harmless_but_never_an_exception() -> None:
             without = {name: value for name, value in records[at].items() if name != key}
             for other in [without, *(records[at] | {key: value} for value in NONSENSE)]:
                 audited([*records[:at], other, *records[at + 1 :]])
+
+
+HUGE = 10**12
+
+
+def huge_sizes(records: Records) -> None:
+    nth(records, "step")["sizes"] = [[2, HUGE]]
+
+
+def huge_share(records: Records) -> None:
+    start, _, *rest = nth(records, "step")["shares"][0]
+    nth(records, "step")["shares"][0] = (start, HUGE, *rest)
+
+
+def share_before_its_step(records: Records) -> None:
+    _, stop, *rest = nth(records, "step")["shares"][0]
+    nth(records, "step")["shares"][0] = (-HUGE, stop, *rest)
+
+
+def huge_plan(records: Records) -> None:
+    for at in places(records, "start"):
+        records[at]["plan"]["samples"] = HUGE
+
+
+def huge_steps_and_plan(records: Records) -> None:
+    for at in places(records, "start"):
+        records[at]["plan"]["step_batches"] = HUGE
+    huge_sizes(records)
+
+
+def huge_epoch(records: Records) -> None:
+    nth(records, "step", -1)["epoch"] = HUGE
+
+
+def huge_place(records: Records) -> None:
+    nth(records, "step", -1)["first"] = HUGE
+
+
+def far_aside(records: Records) -> None:
+    aside = {"kind": "aside", "step": 0, "epoch": 0, "batch": HUGE, "samples": 2, "reason": "", "nodes": []}
+    records.insert(places(records, "step")[-1], aside | {"epoch_batches": HUGE + 1})
+
+
+def no_batch_size(records: Records) -> None:
+    for at in places(records, "start"):
+        records[at]["plan"]["batch_size"] = 0
+
+
+def restored_before_all(records: Records) -> None:
+    nth(records, "restore")["version"] = -2
+
+
+def many_steps_of_many(records: Records) -> None:
+    """Each line is short, and tells of as many batches as a step may have."""
+    for at in places(records, "start"):
+        records[at]["plan"] |= {"step_batches": 65536, "samples": None}
+    step = {"kind": "step", "replayed": True, "epoch": 0, "sizes": [[2, 65536]], "aside": []}
+    step |= {"ends_epoch": False, "shares": [[0, 65536, "a", 1]], "step": 0}
+    begin = len(places(records, "step"))
+    records += [step | {"version": begin + i, "first": HUGE + 65536 * i} for i in range(2000)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "lie",
+    [
+        huge_sizes,
+        huge_share,
+        share_before_its_step,
+        huge_plan,
+        huge_steps_and_plan,
+        huge_epoch,
+        huge_place,
+        far_aside,
+        no_batch_size,
+        restored_before_all,
+        many_steps_of_many,
+    ],
+    ids=lambda lie: lie.__name__,
+)
+def test_a_huge_number_is_a_violation_and_costs_nothing(lie: Callable[[Records], None], stream: bool) -> None:
+    records = copy.deepcopy(Story(stream=stream).live("a", "b", steps=5).live("b", version=4).records)
+    is_harmless = stream and lie is huge_plan
+    lie(records)
+    found: list[Findings] = []
+    peak = peak_bytes(lambda: found.append(audited(records)))
+    assert found[0].violations or is_harmless
+    # What was read, a few times; a sentence for each wrong record.
+    assert peak < 4 * MIB
+    assert all(len(each) < 2000 for each in found[0].violations)
 
 
 @pytest.mark.parametrize("record", [each for each in NONSENSE if not isinstance(each, dict)])

@@ -52,6 +52,22 @@ def test_a_single_batch_may_be_larger_than_means_of_many() -> None:
     assert judge.doubt(lease(), 21 / 8, is_alone=False)
 
 
+def test_one_that_was_turned_out_and_is_let_in_again_begins_anew_and_nobody_else() -> None:
+    judge = Judge(OFF)
+
+    def fault_of(node: str, step: int) -> int:
+        judge.refused(lease(node, step=step), math.inf)
+        [fault] = judge.close(step, [(0, 1, "good", 2)])
+        return fault.count
+
+    counts = []
+    for step in range(FAULTS_MAX + 1):
+        # Coming back is no excuse.
+        judge.joined("a")
+        counts.append(fault_of("a", step))
+    assert counts == [1, 2, 3, 1]
+
+
 def test_zeros_never_make_everything_unusual() -> None:
     judge = Judge(AUTO)
     for _ in range(100):

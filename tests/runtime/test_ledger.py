@@ -318,6 +318,36 @@ def test_a_sync_that_failed_is_never_believed_later(tmp_path: Path) -> None:
     assert numbers(disk) == [0, 1, 2]
 
 
+def test_a_sync_after_one_that_failed_is_not_believed_either(tmp_path: Path) -> None:
+    """Two are under way; the pages that the first could not write are gone, and the second does not know."""
+    disk = FaultyDisk(tmp_path)
+    ledger = Ledger.open(disk, lambda: 0.0)
+    ledger.write([{"kind": "start"}])
+    ledger.sync()
+    ledger.write([{"kind": "one"}])
+    first = ledger.begin_sync()
+    ledger.write([{"kind": "two"}])
+    second = ledger.begin_sync()
+    assert first is not None
+    assert second is not None
+    disk.wrong = lambda operation, name: errno.EIO if operation == "sync" else 0
+    first.sync()
+    disk.wrong = lambda operation, name: 0
+    second.sync()
+    for syncing in (first, second):
+        with pytest.raises(OSError, match="Input/output"):
+            ledger.end_sync(syncing)
+    # All that followed the last good sync is written once more, elsewhere.
+    (tmp_path / segment_name(1)).write_bytes(
+        b"".join((tmp_path / segment_name(1)).read_bytes().splitlines(keepends=True)[:2])
+    )
+    ledger.write([{"kind": "three"}])
+    ledger.sync()
+    reading = Reading(disk, {ledger.head.sha256})
+    assert [record["kind"] for record in reading.records()] == ["start", "one", "two", "three"]
+    assert reading.damage == []
+
+
 def test_a_place_that_was_synced_stays_a_place_although_the_next_write_fails(tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path)
     ledger = open_ledger(disk)

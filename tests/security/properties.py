@@ -16,8 +16,8 @@ from tests.security import decoders, files, inputs
 from tests.security.measure import MIB, core_seconds, peak_bytes, require
 from w5xde.learn.layout import DTYPES
 from w5xde.messages import Bytes, DictOf, Item, ListOf, TensorAt, TupleOf, Value
-from w5xde.protocol.wire import GREETING_LIMITS
-from w5xde.runtime.node import NODE_LIMITS
+from w5xde.protocol.wire import GREETING_LIMITS, Limits
+from w5xde.runtime.expected import WELCOME_LIMITS
 
 # No deadline: another process on the same cores must not fail a test; time is measured where it matters.
 PROFILE: dict[str, Any] = {
@@ -62,7 +62,7 @@ def holds(examples: int, **on: Any) -> Callable[[Callable[..., None]], Callable[
     return keep
 
 
-_limits = st.sampled_from([GREETING_LIMITS, ROOMY, NODE_LIMITS])
+_limits = st.sampled_from([GREETING_LIMITS, ROOMY, WELCOME_LIMITS, Limits(2**26, 2**36)])
 
 # --- frames and messages --------------------------------------------------------------------------
 

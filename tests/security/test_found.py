@@ -13,12 +13,13 @@ from tests.security.measure import KIB, MIB, peak_bytes, refusal_of
 from w5xde.config import Settings
 from w5xde.errors import RemoteProtocolError, StorageError
 from w5xde.learn.payload import Unpacker, unpack
-from w5xde.messages import ListOf, TensorAt
-from w5xde.protocol.wire import GREETING_LIMITS, Decoder, Limits
+from w5xde.messages import TRAINED, Answer, Entry, Layout, ListOf, TensorAt, Update
+from w5xde.protocol.wire import GREETING_LIMITS, Decoder, Limits, encode
 from w5xde.runs import MANIFEST, read_manifest
 from w5xde.runtime.disk import RealDisk
 from w5xde.runtime.export import export_run
 from w5xde.runtime.ledger import Reading
+from w5xde.runtime.reception import update_limits
 from w5xde.runtime.restore import restore
 from w5xde.runtime.seal import Damaged
 from w5xde.runtime.store import Store
@@ -182,6 +183,26 @@ def test_half_a_million_answers_of_two_bytes_are_refused_before_they_are_made():
     meta = b"\x83\xa4type\xa6update\xa7version\x00\xa7answers" + answers
     # The message itself is held, and nothing of what it would become.
     assert grown(meta, Limits(MIB, 0)) < MIB + 512 * KIB
+
+
+def test_what_is_absent_is_no_more_than_what_was_lent():
+    """A mebibyte of it would become ten; for one lease of a small model there is no such message."""
+    layout = Layout([Entry("weight", "float32", (4, 4), TRAINED), Entry("bias", "float32", (4,), TRAINED)])
+    limits = update_limits(1, layout, 128)
+    absent = b"\xdd\x00\x0f\xf0\x00" + b"\x01" * 0xFF000
+    answers = b"\x91\x94\x00\xca\x00\x00\x00\x00\xca\x00\x00\x00\x00" + absent
+    meta = b"\x83\xa4type\xa6update\xa7version\x00\xa7answers" + answers
+    assert grown(meta, limits) < 256 * KIB
+    # As much of it as fits takes next to nothing; what an honest node may say does fit.
+    few = answers.replace(absent, b"\xdd\x00\x00\x30\x00" + b"\x01" * 0x3000)
+    taken: list[object] = []
+    data = memoryview(around(b"\x83\xa4type\xa6update\xa7version\x00\xa7answers" + few))
+    assert peak_bytes(lambda: taken.append(feed(Decoder(limits), data))) < 256 * KIB
+    longest = Answer(2**61, 1.5, 1.5, [0, 1], failure="\U0001f34e" * 2000, codec="bf16 | shuffle | zstd:19")
+    for leases in (1, 100):
+        update = Update(2**61, [longest] * leases)
+        [(heard, _)] = feed(Decoder(update_limits(leases, layout, 128)), memoryview(encode(update)))
+        assert heard == update
 
 
 # --- words that are shown -------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 import w5xde
 from tests.security.pool import HERE, Stranger, attacked
 from tests.security.test_tls import Authority
-from tests.system.harness import JOBS, command, ended, forked, ticket_of
+from tests.system.harness import JOBS, command, ended, events, forked, ticket_of
 from w5xde.config import Settings
 from w5xde.errors import JoinError, UsageError
 from w5xde.messages import Refuse
@@ -46,6 +46,21 @@ def test_a_certificate_of_the_users_own_is_checked_by_its_name_authority_and_dat
             run.settings = {key: value for key, value in run.settings.items() if key not in given}
             run.stop_and_compare(tmp_path)
             assert ended(guest) == 0
+
+
+@pytest.mark.parametrize("is_mutual", [False, True])
+def test_local_nodes_come_over_tcp_to_a_certificate_of_the_users_own(is_mutual: bool, tmp_path: Path) -> None:
+    """It is for a name that is not theirs: they know the very certificate, and show it if one is wanted."""
+    authority = Authority(tmp_path / "authority")
+    cert, key = (str(each) for each in authority.issue("trainer.example.org"))
+    settings = {"nodes": 2, "steps": 5, "runs": str(tmp_path), "log": "silent"}
+    given = {"tls_cert": cert, "tls_key": key, "host": "0.0.0.0", "advertise": "trainer.example.org"}
+    given |= {"tls_ca": str(authority.file)} if is_mutual else {}
+    result = w5xde.train(f"{JOBS}:job", name="secured", road="tcp", **given, **settings)
+    plain = w5xde.train(f"{JOBS}:job", name="plain", **settings)
+    assert result.summary["weights_sha256"] == plain.summary["weights_sha256"]
+    told = [record for record in events(tmp_path / "secured") if record["kind"] == "joined"]
+    assert {record["node"] for record in told} == {"local-1", "local-2"}
 
 
 def test_an_expired_certificate_of_the_users_own_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import stat
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import w5xde
-from tests.security.pool import attacked
+from tests.security.pool import HERE, attacked
 from tests.system.harness import JOBS, command, ended, events, forked, run_json, when_there
 from w5xde.cli import main
 from w5xde.runtime.credentials import pool_of
@@ -78,6 +79,44 @@ def test_a_revoked_ticket_disconnects_nobody_and_a_ban_one_node_alone(
         assert {node["name"] for node in result["nodes"]} >= {"local-1", "good", "bad"}
 
 
+def test_a_cheat_that_was_turned_out_does_not_come_back_whatever_it_tries(tmp_path: Path) -> None:
+    """As itself, by its ticket, and to the next life of the coordinator: refused, and told why."""
+    with attacked(tmp_path, verify=1.0, checkpoint_every="2steps") as run:
+        file, state = tmp_path / "here", tmp_path / "state-cheat"
+        file.write_text(run.ticket.to_text())
+
+        def refused(name: str) -> str:
+            join = ["join", f"@{file}", f"{JOBS}:flipped", "--name", name, "--road", "tcp"]
+            with command(*join, W5XDE_STATE=str(state)) as cheat:
+                assert cheat.finish() == 10, cheat.text
+            return cheat.text
+
+        assert "error[W5-112]: the coordinator turned this node out" in refused("cheat")
+        run.wait_until_told("'kind': 'banned', 'node': 'cheat'")
+        for name in ("cheat", "innocent"):
+            text = refused(name)
+            assert "error[W5-114]: this node is banned from the run: an update of it was" in text
+        kept(state, run.ticket).rename(tmp_path / "kept")
+        assert "error[W5-114]: a node that came from here by this ticket is banned" in refused("innocent")
+        assert [node.name for node in run.register.nodes()] == ["cheat"]
+        run.wait_for_step(3)
+        os.kill(run.pid, signal.SIGKILL)
+        assert ended(run.pid) == -signal.SIGKILL
+        (tmp_path / "ticket").unlink()
+        with forked(lambda: w5xde.serve(f"{JOBS}:slow", resume="mine", runs=str(tmp_path))) as second:
+            when_there(tmp_path / "ticket")
+            assert "error[W5-114]: a node that came from here" in refused("cheat")
+            (tmp_path / "kept").rename(kept(state, run.ticket))
+            assert "error[W5-114]: this node is banned" in refused("cheat")
+            # Whoever runs the coordinator may think otherwise.
+            assert main(["ticket", "unban", "mine", "cheat", "--runs", str(tmp_path)]) == 0
+            assert "error[W5-112]: the coordinator turned this node out" in refused("cheat")
+            os.kill(second, signal.SIGINT)
+            assert ended(second) == 0
+    assert joins(run.folder, "cheat") == 2
+    assert joins(run.folder, "innocent") == 0
+
+
 def test_nodes_come_back_over_tls_to_a_coordinator_that_was_killed(tmp_path: Path) -> None:
     """With their credentials: the ticket has been revoked meanwhile, and the certificate is the same."""
     with (
@@ -108,6 +147,44 @@ def test_nodes_come_back_over_tls_to_a_coordinator_that_was_killed(tmp_path: Pat
     alone = {**run.settings, "host": "127.0.0.1", "name": "alone", "epochs": None, "ticket_file": None}
     again = w5xde.train(f"{JOBS}:job", runs=str(tmp_path), **{**alone, "steps": result["steps"]})
     assert again.summary["weights_sha256"] == result["weights_sha256"]
+
+
+def test_with_a_new_identity_nobody_comes_by_what_was_handed_out_before(tmp_path: Path) -> None:
+    with attacked(tmp_path, nodes=0, checkpoint_every="2steps") as run:
+        with forked(lambda: w5xde.join(run.ticket, f"{JOBS}:slow", node_name="guest", road="tcp")) as guest:
+            run.wait_until_told("guest joined")
+            run.wait_for_step(1)
+            os.kill(run.pid, signal.SIGKILL)
+            assert ended(run.pid) == -signal.SIGKILL
+            os.kill(guest, signal.SIGKILL)
+            ended(guest)
+        file, old = tmp_path / "ticket", tmp_path / "old"
+        file.rename(old)
+        old.write_text(run.ticket.to_text())
+        # A start that comes to nothing changes nothing, not even where the run is served.
+        resume = ["serve", f"{JOBS}:slow", "--resume", "mine", "--runs", str(tmp_path), "--new-identity"]
+        with socket.create_server((HERE, 0)) as taken:
+            assert main([*resume, "--host", HERE, "--port", str(taken.getsockname()[1])]) == 2
+        assert [node.name for node in run.register.nodes()] == ["guest"]
+        with command(*resume) as second:
+            second.wait_for("the run has a new identity: nobody comes by a ticket or credential of before")
+            ticket = parse(when_there(file).read_text())
+            assert ticket.fingerprint != run.ticket.fingerprint
+            assert run.register.nodes() == []
+            # Whoever comes over TLS sees another certificate; on this machine nobody knows the ticket.
+            for road, code in (("tcp", "W5-501"), ("auto", "W5-113")):
+                with command("join", f"@{old}", f"{JOBS}:slow", "--road", road) as before:
+                    assert before.finish() == 10
+                assert f"error[{code}]" in before.text
+            with command("join", f"@{file}", f"{JOBS}:slow", "--name", "again") as after:
+                after.wait_for("joined mine as again")
+                second.process.send_signal(signal.SIGINT)
+                assert second.finish() == 0
+                assert after.finish() == 0
+        # That was for once.
+        with forked(lambda: w5xde.serve(f"{JOBS}:slow", resume="mine", runs=str(tmp_path), seconds=0.1)):
+            file.unlink()
+            assert parse(when_there(file).read_text()).fingerprint == ticket.fingerprint
 
 
 def test_a_node_whose_credential_nobody_knows_any_more_comes_by_its_ticket(tmp_path: Path) -> None:
@@ -148,6 +225,7 @@ def test_the_commands_of_tickets_tell_people_and_programs(
     for words, code in [
         (["revoke", "mine", "ffffffff"], "W5-118"),
         (["ban", "mine", "nobody"], "W5-118"),
+        (["unban", "mine", "nobody"], "W5-118"),
         (["new", "mine", "--lifetime", "soon"], "W5-117"),
         (["list", "nowhere"], "W5-401"),
     ]:

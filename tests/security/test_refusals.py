@@ -17,6 +17,7 @@ import w5xde
 from tests.security.pool import HERE, Attacked, Stranger, attacked
 from tests.system.harness import JOBS, answering, forked
 from w5xde.errors import JoinError
+from w5xde.learn.layout import Blueprint
 from w5xde.messages import Answer, Bye, Hello, Ready, Refuse, Update, Welcome, Work
 from w5xde.protocol.wire import encode
 from w5xde.runtime import tls
@@ -135,7 +136,8 @@ def test_who_came_in_cannot_speak_for_others(tmp_path: Path) -> None:
             answer = looking.hear()
             assert isinstance(answer, Refuse)
             assert answer.code == "W5-113"
-        for name, lease in [("early", 1), ("foreign", None), ("of the last life", 2**40 + 1)]:
+        # "absent" answers what it was lent, but for an entry that the model has not.
+        for name, lease in [("early", 1), ("foreign", None), ("absent", 0), ("of the last life", 2**40 + 1)]:
             with Stranger(run) as hostile:
                 hostile.greet(name=name.replace(" ", "-"))
                 welcome = hostile.hear()
@@ -147,7 +149,11 @@ def test_who_came_in_cannot_speak_for_others(tmp_path: Path) -> None:
                 version = given.version if given else 0
                 leases = [loan.lease for loan in given.loans] if given else [1]
                 chosen = lease if lease is not None else max(leases) + 1000
-                hostile.say(Update(version, [Answer(chosen, loss_sum=1.0)]), body=bytes(64))
+                answers, body = [Answer(chosen, loss_sum=1.0)], bytes(64)
+                if name == "absent":
+                    answers = [Answer(each, loss_sum=1.0, absent=[0, 99]) for each in leases]
+                    body = bytes(Blueprint(welcome.layout).moving_bytes * len(leases))
+                hostile.say(Update(version, answers), body=body)
                 said = hostile.hear()
                 while said is not None and not isinstance(said, Bye):
                     said = hostile.hear()

@@ -11,8 +11,9 @@ import pytest
 
 from tests.security.test_identity import trouble
 from w5xde.errors import UsageError
-from w5xde.runtime import private, tickets
-from w5xde.runtime.tickets import Entrance, Refused, TicketRegister
+from w5xde.runtime import private, seal, tickets
+from w5xde.runtime.book import Entrance
+from w5xde.runtime.tickets import Refused, TicketRegister
 from w5xde.ticket import Ticket, parse
 
 NOW = 1_800_000_000.0
@@ -38,8 +39,8 @@ def refused(do, *given) -> Refused:
     return caught.value
 
 
-def admit(register: TicketRegister, ticket: Ticket, now: float = NOW, name: str = "node"):
-    return register.admit_ticket(ticket.id, ticket.secret.reveal(), now, name=name)
+def admit(register: TicketRegister, ticket: Ticket, now: float = NOW, name: str = "node", address: str = ""):
+    return register.admit_ticket(ticket.id, ticket.secret.reveal(), now, name=name, address=address)
 
 
 # --- tickets ---------------------------------------------------------------------------------------
@@ -185,6 +186,53 @@ def test_only_who_has_the_credential_learns_of_a_ban(register):
         assert error.what == "the coordinator does not know this node"
 
 
+def test_who_was_turned_out_comes_back_neither_as_itself_nor_by_its_ticket(register, folder):
+    ticket, other = register.new(NOW), register.new(NOW)
+    liar = admit(register, ticket, address="10.0.0.7")
+    admit(register, ticket, name=liar.node_id.hex(), address="10.0.0.8")
+    assert register.turn_out(liar.node_id, "an update of it is wrong", NOW) is None
+    # Also for a coordinator that starts anew, and not for whoever took its id for a name.
+    again = TicketRegister(folder)
+    assert [row.banned for row in again.nodes()] == ["an update of it is wrong", None]
+    error = refused(again.admit_node, liar.node_id, liar.secret.reveal())
+    assert (error.kind, error.code) == ("banned", "W5-114")
+    assert "an update of it is wrong" in error.what
+    for ask in (again.admit_ticket, again.check_ticket):
+        with pytest.raises(Refused, match="came from here by this ticket is banned") as caught:
+            ask(ticket.id, ticket.secret.reveal(), NOW, address="10.0.0.7")
+        assert (caught.value.kind, caught.value.code) == ("banned", "W5-114")
+    # From elsewhere, or by a ticket that somebody gave it since, it is somebody else.
+    admit(again, ticket, address="10.0.0.9")
+    admit(again, other, address="10.0.0.7")
+
+
+def test_a_ticket_that_brought_three_who_were_banned_is_revoked(register):
+    ticket = register.new(NOW)
+    nodes = [admit(register, ticket, address=f"10.0.0.{place}") for place in range(5)]
+    register.ban(nodes[0].node_id.hex(), "by hand")
+    assert register.turn_out(nodes[1].node_id, "wrong", NOW) is None
+    assert register.turn_out(nodes[1].node_id, "wrong once more", NOW) is None
+    row = register.turn_out(nodes[2].node_id, "wrong", NOW + 1)
+    assert row is not None
+    assert (row.id, row.revoked_at) == (ticket.id.hex(), NOW + 1)
+    assert refused(admit, register, ticket).kind == "revoked"
+    # Those who did nothing stay, and it is revoked once.
+    register.admit_node(nodes[3].node_id, nodes[3].secret.reveal())
+    assert register.turn_out(nodes[3].node_id, "wrong", NOW) is None
+    assert register.turn_out(bytes(8), "nobody knows it", NOW) is None
+
+
+def test_who_is_banned_may_be_let_in_again(register):
+    ticket = register.new(NOW)
+    nodes = [admit(register, ticket, name="lab", address="10.0.0.7") for _ in range(2)]
+    register.turn_out(nodes[0].node_id, "wrong", NOW)
+    assert [(row.id, row.banned) for row in register.unban("lab")] == [(nodes[0].node_id.hex(), "wrong")]
+    register.admit_node(nodes[0].node_id, nodes[0].secret.reveal())
+    admit(register, ticket, address="10.0.0.7")
+    assert register.unban("lab") == []
+    assert trouble(lambda: register.unban("nobody")).code == "W5-118"
+
+
 def test_a_ticket_is_no_credential_and_a_credential_no_ticket(register):
     ticket = register.new(NOW)
     node = admit(register, ticket)
@@ -295,7 +343,7 @@ def test_a_register_of_another_format_is_refused(register, folder):
         NO_DIGEST,
         b"[" * 100_000,
     ):
-        file.write_bytes(tickets.seal(book)[0] + b"\n")
+        file.write_bytes(seal.seal(book)[0] + b"\n")
         assert trouble(lambda: TicketRegister(folder)).code == "W5-414"
 
 

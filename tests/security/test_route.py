@@ -29,7 +29,8 @@ NOWHERE = "192.0.2.254"
 
 
 def listening(identity: RunIdentity, host: str, port: int) -> Door:
-    door = Door(lambda visit: Ears(COORDINATOR).connection, Doorman(), tls.server_context(identity))
+    door = Door(lambda visit: Ears(COORDINATOR).connection, Doorman())
+    door.context = tls.server_context(identity)
     door.listen([Place(2, host)], host, port, "tcp")
     return door
 

@@ -41,7 +41,8 @@ class Coordinators:
 
 async def pair(identity: RunIdentity) -> tuple[Ears, Ears, Door]:
     node, there = Ears(NODE), Coordinators()
-    door = Door(there.make, Doorman(), tls.server_context(identity))
+    door = Door(there.make, Doorman())
+    door.context = tls.server_context(identity)
     door.listen(await places_of(HERE, 0), HERE, 0, "tcp")
     ticket = Ticket(((HERE, door.address[1]),), identity.fingerprint, bytes(8), Secret(bytes(16)))
     await Route(ticket, Settings(road="tcp")).dial(lambda: node.connection)

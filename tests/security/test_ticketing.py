@@ -9,6 +9,7 @@ import pytest
 
 from tests.security.test_register import ENTRANCE, NOW, admit
 from w5xde.errors import StorageError, UsageError
+from w5xde.runtime.book import Entrance
 from w5xde.runtime.ticketing import (
     parse_lifetime,
     parse_uses,
@@ -16,8 +17,9 @@ from w5xde.runtime.ticketing import (
     ticket_list,
     ticket_new,
     ticket_revoke,
+    ticket_unban,
 )
-from w5xde.runtime.tickets import Entrance, TicketRegister
+from w5xde.runtime.tickets import TicketRegister
 from w5xde.ticket import parse
 
 
@@ -95,6 +97,21 @@ def test_a_ban_says_by_which_ticket_the_node_could_come_again(folder):
     assert f"w5xde ticket revoke tuesday {short}" in told.lines[1]
     ticket_revoke(folder, short, NOW)
     assert len(ticket_ban(folder, "lab-3", NOW).lines) == 1
+
+
+def test_who_was_banned_may_come_back_and_is_named(folder):
+    register = TicketRegister(folder)
+    ticket = register.new(NOW)
+    node = admit(register, ticket, name="lab-\x1b3", address="10.0.0.7")
+    register.turn_out(node.node_id, "its updates are wrong", NOW)
+    assert ticket_list(folder, NOW).data["nodes"][0]["address"] == "10.0.0.7"
+    told = ticket_unban(folder, node.node_id.hex())
+    assert told.lines == [
+        f"lab-?3 ({node.node_id.hex()}) may come back; it was banned: its updates are wrong"
+    ]
+    assert [row["id"] for row in told.data["unbanned"]] == [node.node_id.hex()]
+    register.admit_node(node.node_id, node.secret.reveal())
+    assert ticket_unban(folder, node.node_id.hex()).lines == [f"{node.node_id.hex()} was not banned"]
 
 
 def test_a_run_without_a_register_is_told(tmp_path):

@@ -165,10 +165,10 @@ class Books:
                         silent > SILENCE_SECONDS - EPSILON_SECONDS,
                         f"{effect} after {silent:.2f} s of silence",
                     )
-                if "were bad" in effect.reason or "is wrong" in effect.reason:
-                    is_liar = "liar" in self._scenario.faults and effect.node.partition("-")[0] == "n0"
-                    require(is_liar, f"{effect}, who never lied")
                 self._gone(effect.node)
+            case ev.Ban():
+                is_liar = "liar" in self._scenario.faults and effect.node.partition("-")[0] == "n0"
+                require(is_liar, f"{effect}, who never lied")
             case ev.Reopen():
                 self._reopened(effect)
             case ev.Finish():

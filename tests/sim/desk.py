@@ -99,6 +99,7 @@ class Desk:
             ev.Reopen: self._reopen,
             ev.Save: lambda effect: self.keeper.save(effect.cut, {"meters": {}}, world.now),
             ev.Close: self._close,
+            ev.Ban: lambda effect: None,
             ev.Note: lambda effect: None,
             ev.Finish: self._finished,
         }
@@ -107,7 +108,8 @@ class Desk:
         )
         last = self.restored.last if self.restored is not None else None
         self.keeper.begin(records, self.core.version, last)
-        self.keeper.start(_Learner(self), _Writer(self), self.tell, world.say)
+        self._writer = _Writer(self)
+        self.keeper.start(_Learner(self), self._writer, self.tell, world.say)
         world.at(world.now + scenario.tick_seconds, self.gate.enter, self._tick)
         if scenario.is_stream:
             self._discover(plan.cursor.epoch, plan.cursor.first)
@@ -354,6 +356,8 @@ class Desk:
             self._conclude(effect)
 
     def _conclude(self, effect: ev.Finish) -> None:
+        # As the coordinator does: nothing else writes when the end is written.
+        self._writer.drain()
         cut = self.core.cut(self._world.now)
         self.keeper.save_last(cut, {"meters": {}})
         self.keeper.stop({"kind": "stop", "reason": effect.reason, "error": effect.error})
@@ -390,6 +394,12 @@ class _Writer:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._free_at = 0.0
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def drain(self) -> None:
+        """Do now what is still to be done."""
+        while self._waiting:
+            self._waiting.popleft()()
 
     def call(self, function: Callable[[], Any], done: Callable[[Any], None] | None = None) -> None:
         world = self._desk._world
@@ -401,4 +411,10 @@ class _Writer:
             if done is not None:
                 done(result)
 
-        world.at(self._free_at, self._desk.gate.enter, act)
+        def due() -> None:
+            # Unless it was drained meanwhile.
+            if self._waiting and self._waiting[0] is act:
+                self._waiting.popleft()()
+
+        self._waiting.append(act)
+        world.at(self._free_at, self._desk.gate.enter, due)

@@ -175,6 +175,8 @@ class Scenario:
 
 def _of_seed(seed: int) -> Scenario:
     rng = random.Random(seed)
+    if seed % 16 == 11:
+        return _gappy(seed, rng)
     if seed % 4 == 3:
         return _deadly(seed, rng)
     numbers = random.Random(f"{seed} numbers")
@@ -275,6 +277,36 @@ def _deadly(seed: int, rng: random.Random) -> Scenario:
         writing_seconds=rng.choice((0.0, 0.3, 3.0)),
         starting_seconds=0.1,
         deaths=tuple(Death(point, rng.random() < 0.5) for point in sorted(points)),
+    )
+
+
+def _gappy(seed: int, rng: random.Random) -> Scenario:
+    """A log of steps that misses one, a checkpoint that takes long, and a death before that is written.
+
+    Rare elsewhere: a step must fail to be logged, and the coordinator die while the checkpoint that would
+    make up for it is on its way.
+    """
+    batches = rng.randint(8, 16)
+    batch_seconds = tuple(rng.uniform(0.05, 0.2) for _ in range(rng.randint(1, 2)))
+    expected = 2 * batches / sum(1 / seconds for seconds in batch_seconds)
+    trouble = Blow(rng.uniform(0, expected / 2), rng.choice(("full", "broken")), 0, rng.uniform(0.05, 0.3))
+    return Scenario(
+        nodes=batch_seconds,
+        epochs=((2,) * batches,) * 2,
+        step_batches=1,
+        batch_size=2,
+        seed=seed,
+        mode=rng.choice(("sync", "async")),
+        staleness=8,
+        epoch_limit=2,
+        blows=(trouble,),
+        durability="step",
+        save_steps=rng.choice((1, 3)),
+        writing_seconds=rng.choice((1.0, 3.0)),
+        starting_seconds=0.1,
+        deaths=tuple(
+            Death(point, rng.random() < 0.5) for point in sorted({rng.randint(60, 250) for _ in range(2)})
+        ),
     )
 
 

@@ -50,6 +50,10 @@ def slow_loss(net: nn.Module, batch: Any) -> Tensor:
 
 
 slow = w5xde.Job(model=model, data=data, loss=slow_loss, optimizer=optimizer)
+# What a cheat computes instead.
+flipped = w5xde.Job(
+    model=model, data=data, loss=lambda net, batch: -slow_loss(net, batch), optimizer=optimizer
+)
 
 # --- counting: after E epochs every parameter must be exactly E -----------------------------------
 

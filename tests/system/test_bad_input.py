@@ -138,6 +138,22 @@ def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str], tmp_pa
     assert not list(tmp_path.iterdir()), "a run that never began leaves no folder"
 
 
+def test_a_run_whose_port_is_taken_leaves_no_key_behind(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    monkeypatch.setenv("W5XDE_STATE", str(state))
+    for folder in ("runs", "again"):
+        with socket.create_server(("0.0.0.0", 0)) as taken:
+            port = str(taken.getsockname()[1])
+            runs = str(tmp_path / folder)
+            # Everywhere: with TLS, and so with a certificate of the run's own.
+            assert main(["serve", f"{JOBS}:job", "--host", "0.0.0.0", "--port", port, "--runs", runs]) == 2
+        assert "error[W5-110]" in capsys.readouterr().err
+        assert not list(state.rglob("*.pem"))
+        assert not list((tmp_path / folder).iterdir())
+
+
 def test_a_name_that_exists_is_not_overwritten(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     assert main(["train", f"{JOBS}:job", "--name", "kept", "--runs", str(tmp_path)]) == 40

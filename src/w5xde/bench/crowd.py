@@ -36,8 +36,7 @@ from w5xde.messages import (
     Work,
 )
 from w5xde.protocol.session import NODE
-from w5xde.protocol.wire import Body
-from w5xde.runtime.node import NODE_LIMITS
+from w5xde.protocol.wire import Body, Limits
 from w5xde.runtime.route import Route
 from w5xde.runtime.transport import Connection, Owner
 from w5xde.ticket import Ticket, parse
@@ -47,6 +46,8 @@ from w5xde.tree import Span
 # while too.
 WAVE = STRANGERS_HERE_MAX // 2
 GRADIENTS_CAPTURED = 16
+# Of a coordinator of our own.
+LIMITS = Limits(meta_bytes_max=2**26, body_bytes_max=2**36)
 
 
 class Captured:
@@ -133,7 +134,7 @@ class Crowd:
                 self.is_over.set()
 
         def make() -> Connection:
-            return Connection(NODE, Owner(opened, heard, lost, alive=lambda: None), NODE_LIMITS)
+            return Connection(NODE, Owner(opened, heard, lost, alive=lambda: None), LIMITS)
 
         try:
             connection = await self._route.dial(make)

@@ -7,10 +7,14 @@ and ended just so. What does not add up is a violation; what a user should know 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+from w5xde.control.claims import NAMED_MAX, STEP_BATCHES_MAX, STRETCH_STEPS_MAX, Applied, named, whole
+from w5xde.control.counted import Counted, joined
 from w5xde.control.findings import Contribution, Findings
 
 # The upper bits of a lease's number are the life of the coordinator that gave it.
@@ -30,31 +34,6 @@ class _Lease:
     is_taken: bool = False
 
 
-@dataclass(slots=True)
-class _Applied:
-    """A step that counts."""
-
-    epoch: int
-    first: int
-    sizes: list[int]
-    ends_epoch: bool
-    shares: list[tuple[int, int, str, int]]
-
-    @property
-    def batches(self) -> list[int]:
-        return [self.first + i for start, stop, _, _ in self.shares for i in range(start, stop)]
-
-    def singly(self) -> list[_Applied]:
-        """The same if every batch was applied as a step of its own."""
-        found = [
-            _Applied(self.epoch, self.first + i, [self.sizes[i]], False, [(0, 1, node, lease)])
-            for start, stop, node, lease in sorted(self.shares)
-            for i in range(start, stop)
-        ]
-        found[-1].ends_epoch = self.ends_epoch
-        return found
-
-
 class Auditor:
     """`read` every record, then `close`."""
 
@@ -66,8 +45,8 @@ class Auditor:
         self._members: set[str] = set()
         self._leases: dict[int, _Lease] = {}
         # What counts: place in this list is the version it was applied to.
-        self._steps: list[_Applied] = []
-        self._applied: dict[tuple[int, int], int] = {}
+        self._steps: list[Applied] = []
+        self._applied: defaultdict[int, Counted] = defaultdict(Counted)
         self._aside: set[tuple[int, int]] = set()
         self._ever_aside: set[tuple[int, int]] = set()
         # Epoch -> how many batches it has, once its last step is known.
@@ -109,7 +88,7 @@ class Auditor:
             if record["kind"] != "start" and not self._life:
                 self._wrong("comes before any start")
             reader(record)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
             self._wrong(f"is not a proper {record['kind']!r} record ({type(error).__name__}: {error})")
 
     def _wrong(self, what: str) -> None:
@@ -131,6 +110,9 @@ class Auditor:
         plan = {key: value for key, value in record["plan"].items() if key not in _LIMITS}
         if self._plan and plan != self._plan:
             self._wrong(f"goes on by another plan: {plan}, not {self._plan}")
+        if not 0 < whole(plan["step_batches"]) <= STEP_BATCHES_MAX or not whole(plan["batch_size"]):
+            raise ValueError("a plan that nobody could follow")
+        whole(plan["samples"] or 0)
         self._plan = plan
         self._is_stopped = False
         self._found.ended = ""
@@ -139,7 +121,7 @@ class Auditor:
         self._leases.clear()
 
     def _restore(self, record: Record) -> None:
-        version = record["version"]
+        version = whole(record["version"])
         if version > len(self._steps):
             self._wrong(f"restores version {version}, but only {len(self._steps)} steps are recorded")
         known = self._found.checkpoints.get(version)
@@ -148,9 +130,9 @@ class Auditor:
         # Those that are replayed from a log, below, are not redone.
         self._void = max(0, len(self._steps) - version)
         self._found.steps_redone += self._void
+        for epoch in {step.epoch for step in self._steps[version:]}:
+            self._applied[epoch].forget_from(version)
         for step in self._steps[version:]:
-            for batch in step.batches:
-                self._applied.pop((step.epoch, batch), None)
             if step.ends_epoch:
                 self._ends.pop(step.epoch, None)
         del self._steps[version:]
@@ -178,11 +160,11 @@ class Auditor:
 
     def _require_tried(self) -> None:
         if not self._aside <= self._ever_aside:
-            self._wrong(f"calls {sorted(self._aside - self._ever_aside)} set aside, which never were")
+            self._wrong(f"calls {named(self._aside - self._ever_aside)} set aside, which never were")
 
     def _is_still_complete(self, epoch: int) -> bool:
         missing = self._missing(epoch)
-        return missing is not None and all((epoch, batch) in self._aside for batch in missing)
+        return missing is not None and missing <= self._aside_of(epoch)
 
     def _begins(self) -> None:
         """Work begins: whatever was to be restored is restored by now."""
@@ -262,10 +244,11 @@ class Auditor:
     # --- steps ------------------------------------------------------------------------------------
 
     def _set_aside(self, record: Record) -> None:
-        self._aside.add((record["epoch"], record["batch"]))
-        self._ever_aside.add((record["epoch"], record["batch"]))
+        key = whole(record["epoch"]), whole(record["batch"])
+        self._aside.add(key)
+        self._ever_aside.add(key)
         if "epoch_batches" in record:
-            self._ends[record["epoch"]] = record["epoch_batches"]
+            self._ends[record["epoch"]] = whole(record["epoch_batches"])
 
     def _step(self, record: Record) -> None:
         is_replayed = record.get("replayed", False)
@@ -273,44 +256,45 @@ class Auditor:
             self._begins()
         if record["version"] != len(self._steps):
             self._wrong(f"applies a step to version {record['version']}, but {len(self._steps)} are recorded")
-        sizes = [size for size, count in record["sizes"] for _ in range(count)]
-        shares = [(start, stop, node, lease) for start, stop, node, lease in record["shares"]]
-        step = _Applied(record["epoch"], record["first"], sizes, record["ends_epoch"], shares)
-        is_apart = record.get("apart", False)
+        is_apart = record.get("apart") is True
+        step = Applied.of(record, STRETCH_STEPS_MAX if is_apart else self._plan["step_batches"])
         self._require_planned(step)
         if not is_replayed:
-            for start, stop, node, number in shares:
+            for start, stop, node, number in step.shares:
                 self._require_lent(record["step"], start, stop, node, number)
         else:
             # The log of steps may know more than what of the ledger was synced.
             self._aside = _keys(record["aside"])
             self._ever_aside |= self._aside
-        places = sorted(batch - step.first for batch in step.batches)
-        aside = [i for i in range(len(sizes)) if (step.epoch, step.first + i) in self._aside]
-        if sorted(places + aside) != list(range(len(sizes))):
-            self._wrong(f"applies batches {places} of a step of {len(sizes)}, with {aside} set aside")
-        for batch in step.batches:
-            before = self._applied.get((step.epoch, batch))
-            if before is not None:
+        spans = joined((start, stop) for start, stop, _, _ in step.shares)
+        aside = self._aside_in(step)
+        if joined([*spans, *((i, i + 1) for i in aside)]) != [(0, step.count)]:
+            self._wrong(f"applies batches {spans} of a step of {step.count}, with {named(aside)} set aside")
+        for start, stop in spans:
+            again = self._applied[step.epoch].add(step.first + start, step.first + stop, len(self._steps))
+            if again is not None:
+                batch, before = again
                 self._wrong(f"applies batch {batch} of epoch {step.epoch + 1} again, after version {before}")
-            self._applied[step.epoch, batch] = record["version"]
         self._steps += step.singly() if is_apart else [step]
         if is_replayed and self._void:
             self._void -= 1
             self._found.steps_redone -= 1
         if step.ends_epoch:
-            self._ends[step.epoch] = step.first + len(sizes)
+            self._ends[step.epoch] = step.first + step.count
         if record.get("durable"):
             self._found.durable_version = max(self._found.durable_version, len(self._steps))
 
-    def _require_planned(self, step: _Applied) -> None:
+    def _require_planned(self, step: Applied) -> None:
         samples, size = self._plan["samples"], self._plan["batch_size"]
         if samples is None:
             return
-        planned = [min(size, samples - (step.first + i) * size) for i in range(len(step.sizes))]
-        if step.sizes != planned:
+        # All are of one size; only the very last may be smaller.
+        full = min(step.count, max(0, samples // size - step.first))
+        rest = [(samples % size, 1)] * (step.count > full)
+        planned = [each for each in [(size, full), *rest] if all(each)]
+        if step.sizes != planned or sum(count for _, count in planned) != step.count:
             self._wrong(f"counts batches of {step.sizes} samples where {planned} were planned")
-        if step.ends_epoch and (step.first + len(step.sizes)) * size < samples:
+        if step.ends_epoch and (step.first + step.count) * size < samples:
             self._wrong(f"ends epoch {step.epoch + 1} before its last batch")
 
     def _require_lent(self, step: int, start: int, stop: int, node: str, number: int) -> None:
@@ -327,36 +311,45 @@ class Auditor:
     # --- epochs -----------------------------------------------------------------------------------
 
     def _epoch(self, record: Record) -> None:
-        epoch = record["epoch"] - 1
+        epoch = whole(record["epoch"]) - 1
         if epoch in self._complete:
             self._wrong(f"calls epoch {epoch + 1} complete again")
         self._complete[epoch] = len(self._steps)
         missing = self._missing(epoch)
-        allowed = {batch for batch in record["aside"] if (epoch, batch) in self._aside}
+        allowed = self._aside_of(epoch).intersection(record["aside"])
         if missing is None:
             self._wrong(f"calls epoch {epoch + 1} complete, but its last batch was never applied")
         elif missing != allowed:
-            self._wrong(f"calls epoch {epoch + 1} complete, but batches {sorted(missing)} never counted")
+            self._wrong(f"calls epoch {epoch + 1} complete, but batches {named(missing)} never counted")
 
     def _missing(self, epoch: int) -> set[int] | None:
-        """Batches of the epoch that count in no step; None if nobody knows how many it has."""
+        """Batches of the epoch that count in no step; None if nobody knows how many it has.
+
+        Not all, if they are more than were set aside: then something is wrong whatever the others are.
+        """
         count = self._ends.get(epoch)
         if self._plan["samples"] is not None:
             count = -(-self._plan["samples"] // self._plan["batch_size"])
         if count is None:
             return None
-        return {batch for batch in range(count) if (epoch, batch) not in self._applied}
+        return set(islice(self._applied[epoch].missing(count), len(self._aside) + NAMED_MAX))
+
+    def _aside_of(self, epoch: int) -> set[int]:
+        return {batch for of, batch in self._aside if of == epoch}
+
+    def _aside_in(self, step: Applied) -> set[int]:
+        """Which places of a step are set aside, however many there or elsewhere are."""
+        if len(self._aside) < step.count:
+            places = {batch - step.first for batch in self._aside_of(step.epoch)}
+            return {place for place in places if 0 <= place < step.count}
+        return {i for i in range(step.count) if (step.epoch, step.first + i) in self._aside}
 
     def _require_no_holes(self) -> None:
-        done: dict[int, set[int]] = {}
-        for epoch, batch in [*self._applied, *self._aside]:
-            done.setdefault(epoch, set()).add(batch)
-        for epoch in range(max(done, default=-1) + 1):
-            batches = done.get(epoch, set())
-            if batches != set(range(len(batches))):
+        for epoch in sorted({step.epoch for step in self._steps} | {of for of, _ in self._aside}):
+            if not self._applied[epoch].is_whole(self._aside_of(epoch)):
                 self._wrong(f"ends the run with a hole in epoch {epoch + 1}")
-            if epoch + 1 in done and epoch not in self._complete:
-                self._wrong(f"ends the run, but epoch {epoch + 1} was never complete")
+            if epoch and epoch - 1 not in self._complete:
+                self._wrong(f"ends the run, but epoch {epoch} was never complete")
 
     # --- the sum ----------------------------------------------------------------------------------
 
@@ -371,7 +364,7 @@ class Auditor:
         found.aside = sorted(self._aside)
         for step in self._steps:
             for start, stop, node, _ in step.shares:
-                samples = sum(step.sizes[start:stop])
+                samples = step.samples(start, stop)
                 self._node(node).batches += stop - start
                 self._node(node).samples += samples
                 found.batches += stop - start
@@ -380,4 +373,4 @@ class Auditor:
 
 
 def _keys(pairs: list[list[int]]) -> set[tuple[int, int]]:
-    return {(epoch, batch) for epoch, batch in pairs}
+    return {(whole(epoch), whole(batch)) for epoch, batch in pairs}

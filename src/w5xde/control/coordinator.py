@@ -110,6 +110,7 @@ class CoordinatorCore:
     def _joined(self, event: ev.Joined, now: float) -> list[ev.Effect]:
         member = self.members.join(event.node, now, event.machine, event.slots)
         self._verification.joined(event.node)
+        self._judge.joined(event.node)
         return [ev.Note("joined", f"{event.node} joined", {"node": event.node}), *self._lend([member], now)]
 
     def _left(self, event: ev.Left, now: float) -> list[ev.Effect]:
@@ -136,15 +137,12 @@ class CoordinatorCore:
         effects: list[ev.Effect] = []
         stall = self.members.forgive_stall(now, TICK_SECONDS)
         if stall:
-            effects.append(
-                ev.Note("stalled", f"the coordinator stood still for {stall:.1f} s", {"seconds": stall})
-            )
+            text = f"the coordinator stood still for {stall:.1f} s"
+            effects.append(ev.Note("stalled", text, {"seconds": stall}))
         for member in self.members.silent(now):
             reason = f"silent for {now - member.heard_at:.1f} s"
-            effects += [
-                ev.Close(member.name, reason, for_good=False),
-                *self._left(ev.Left(member.name, reason), now),
-            ]
+            effects.append(ev.Close(member.name, reason, for_good=False))
+            effects += self._left(ev.Left(member.name, reason), now)
         limit = self._settings.seconds
         if limit is not None and self.started_at is not None and self.seconds(now) >= limit:
             effects += self._stop(ev.Stop("time is up"), now)
@@ -206,7 +204,7 @@ class CoordinatorCore:
             lease, _ = self._settle(event.node, event.lease, now)
             reason = f"an update of it was computed again, and is wrong: {event.wrong}"
             told = self._amends.convict(event, lease, reason, self.version)
-            return told + (self._turn_out(event.node, reason, now) if event.node in self.members else [])
+            return told + self._turn_out(event.node, reason, now)
         effects: list[ev.Effect] = []
         self._take(event.node, event.lease, norm, now, effects)
         return effects + ([] if self.is_finished else self._lend_to(self.members.get(event.node), now))
@@ -228,7 +226,7 @@ class CoordinatorCore:
         # A node that was refused is judged when others have computed the same.
         broken = self._failures.is_broken(member) if member is not None and norm is None else ""
         if broken:
-            return effects + self._turn_out(lease.node, broken, now)
+            return effects + self._turn_out(lease.node, broken, now, bans=False)
         return effects + self._lend(self.members, now)
 
     def _set_aside(self, work: StepWork, lease: Lease, reason: str, now: float) -> list[ev.Effect]:
@@ -237,8 +235,12 @@ class CoordinatorCore:
         complete = None if self.is_finished else self.mode.set_aside(lease.step.index, lease.span)
         return effects + (self._step(complete, now) if complete is not None else [])
 
-    def _turn_out(self, node: str, reason: str, now: float) -> list[ev.Effect]:
-        return [ev.Close(node, reason, for_good=True), *self._left(ev.Left(node, reason), now)]
+    def _turn_out(self, node: str, reason: str, now: float, *, bans: bool = True) -> list[ev.Effect]:
+        """It must go, if it has not gone; and unless it was only unlucky it may not come back."""
+        effects: list[ev.Effect] = [ev.Ban(node, reason)] if bans else []
+        if node in self.members:
+            effects += [ev.Close(node, reason, for_good=True), *self._left(ev.Left(node, reason), now)]
+        return effects
 
     def _dropped(self, event: ev.Dropped, now: float) -> list[ev.Effect]:
         lease, member = self._settle(event.node, event.lease, now)
@@ -279,10 +281,8 @@ class CoordinatorCore:
         """The learner is as it was before the step: lend its batches again, but not for ever."""
         index = event.step.plan.index
         if event.reason and index in self._undone:
-            return [
-                *self._reopen(event),
-                *self._finish("", error=f"{event.reason}, and once more when tried again"),
-            ]
+            error = f"{event.reason}, and once more when tried again"
+            return [*self._reopen(event), *self._finish("", error=error)]
         if event.reason:
             self._undone.add(index)
         return [*self._reopen(event), *self._lend(self.members, now)]

@@ -275,6 +275,14 @@ class Close:
 
 
 @dataclass(slots=True)
+class Ban:
+    """Let this node in no more, whether it is still here or has gone."""
+
+    node: str
+    reason: str
+
+
+@dataclass(slots=True)
 class Note:
     """Something a person may want to know, with the facts behind the sentence."""
 
@@ -304,6 +312,7 @@ Effect: TypeAlias = (
     | Save
     | Evaluate
     | Close
+    | Ban
     | Note
     | Finish
 )

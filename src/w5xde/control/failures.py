@@ -104,6 +104,6 @@ class Failures:
             text = f"others computed {fault.where} well: it was {fault.node}'s fault"
             facts = {"node": fault.node, "faults": fault.count}
             effects.append(ev.Note("fault", f"{text} ({fault.count} of {FAULTS_MAX})", facts))
-            if fault.count >= FAULTS_MAX and fault.node in self._members:
+            if fault.count >= FAULTS_MAX:
                 out[fault.node] = f"{fault.count} of its updates were bad, and others computed them well"
         return effects, out

@@ -122,6 +122,11 @@ class Judge:
         self._cases: dict[int, _Case] = {}
         self._faults: dict[str, int] = {}
 
+    def joined(self, node: str) -> None:
+        """Its faults go on to count, unless it was turned out for them and somebody has let it in again."""
+        if self._faults.get(node, 0) >= FAULTS_MAX:
+            del self._faults[node]
+
     def doubt(self, lease: Lease, norm: float, *, is_alone: bool) -> str:
         """Why an update of this norm is not to be taken, or nothing."""
         # Of a stretch it is the largest of its batches' norms.

@@ -12,6 +12,7 @@
     aside     a batch that fails wherever it is tried
     step      applied: which batches, from whom ([start, stop, node, lease] each); `apart`: each batch as a
               step of its own
+    banned    a node that may not come back, and why
     undo      a step begins anew: it would have spoiled the model, or a cheat had a part in it
     checkpoint            a checkpoint is durable: its version and hash
     stop      the end, and why
@@ -67,6 +68,8 @@ class Scribe:
                 case ev.Reopen():
                     self._steps.pop(effect.plan.index, None)
                     self.add({"kind": "undo", "step": effect.plan.index, "version": effect.version})
+                case ev.Ban():
+                    self.add({"kind": "banned", "node": effect.node, "reason": effect.reason})
                 case ev.Note():
                     self.add({"kind": effect.kind, "text": effect.text, **effect.facts})
 

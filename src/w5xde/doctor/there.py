@@ -20,8 +20,9 @@ from w5xde.api import find_ticket, parse_address
 from w5xde.doctor.finding import Check, Finding, State
 from w5xde.errors import JoinError, RemoteProtocolError
 from w5xde.messages import PROTOCOL_VERSION, Hello, Leave, Message, Refuse, Welcome
-from w5xde.protocol.wire import MAGIC, Decoder, Limits, encode
+from w5xde.protocol.wire import MAGIC, Decoder, encode
 from w5xde.runtime import tls
+from w5xde.runtime.expected import WELCOME_LIMITS
 from w5xde.runtime.roads import is_here
 from w5xde.ticket import Ticket
 
@@ -35,8 +36,6 @@ ADDRESSES_MAX = 16
 ROUND_TRIP_SECONDS_MANY = 0.1
 # What a coordinator answers to who has shown nothing.
 NEEDS_TICKET = "W5-113"
-# As for a node: a layout of a very deep model takes a few MiB.
-WELCOME_LIMITS = Limits(meta_bytes_max=64 * 1024 * 1024, body_bytes_max=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,14 @@ JOB = [
         "w5xde train --resume latest --epochs 20",
     ),
     Explanation(
+        "W5-212",
+        "the run asks for far more threads than this machine has cores",
+        "every node of a run computes with the same number of torch threads, because bits depend on it. This"
+        " machine would be drowned in them, so it does not take part.",
+        "start the run with fewer --threads, or join with a larger machine.",
+        "w5xde serve train.py --threads 8",
+    ),
+    Explanation(
         "W5-221",
         "the model's parameters are not all there, or their names are too long",
         "lazy modules make parameters when they are first used, but every machine must know the model"

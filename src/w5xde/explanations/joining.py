@@ -67,8 +67,9 @@ JOINING = [
         "W5-112",
         "the coordinator turned this node out",
         "it broke the protocol, fell silent, or its answers were no use or wrong; the message says which.",
-        "mend what the message names, and join again. On one machine everything else may be fine: look at"
-        " its device, memory and version with w5xde doctor.",
+        "mend what the message names, and join again; a node whose updates were wrong is banned until who"
+        " runs the coordinator says otherwise (w5xde ticket unban). On one machine everything else may be"
+        " fine: look at its device, memory and version with w5xde doctor.",
         "w5xde doctor\nw5xde join @ticket train.py",
     ),
     Explanation(

@@ -25,7 +25,8 @@ TICKETS = [
     Explanation(
         "W5-113",
         "the coordinator does not know this ticket, or this node",
-        "the ticket is of another run, the run was begun anew, or its register was restored from a copy"
+        "the ticket is of another run, the run was begun anew, or with --new-identity, or its register was"
+        " restored from a copy"
         " that is"
         " older than the ticket. Whoever guesses is told the same.",
         "get a new ticket from who runs the coordinator.",
@@ -34,9 +35,12 @@ TICKETS = [
     Explanation(
         "W5-114",
         "this node is banned from the run",
-        "whoever runs the coordinator turned it out with w5xde ticket ban.",
-        "ask them; a ban is for the life of the run.",
-        "w5xde ticket list latest",
+        "whoever runs the coordinator keeps it out with w5xde ticket ban; or the coordinator itself turned it"
+        " out, because its updates were wrong. Then nobody new comes from its address by the same ticket"
+        " either.",
+        "ask who runs the coordinator. A ban is for the life of the run, unless they take it back; somebody"
+        " else at that address needs another ticket.",
+        "w5xde ticket list latest\nw5xde ticket unban latest lab-3",
     ),
     Explanation(
         "W5-115",
@@ -98,9 +102,9 @@ TICKETS = [
         "W5-413",
         "a key or a credential is damaged",
         "the file does not hold what was written into it, or is another run's.",
-        "restore it from a copy; or remove it: a coordinator then needs new tickets, a node joins by a"
-        " ticket.",
-        "w5xde ticket new latest",
+        "restore it from a copy; or let a coordinator make new ones and hand out new tickets; a node's can be"
+        " removed: it then joins by a ticket.",
+        "w5xde serve train.py --resume tuesday --new-identity",
     ),
     Explanation(
         "W5-414",
@@ -108,14 +112,14 @@ TICKETS = [
         "tickets.json in the run folder is missing, damaged or full. It is not begun anew in silence: it"
         " knows"
         " who was let in, and who was banned.",
-        "restore it from a copy; a run that was never served has none yet.",
-        "w5xde serve train.py --resume tuesday",
+        "restore it from a copy, or let everybody join anew; a run that was never served has none yet.",
+        "w5xde serve train.py --resume tuesday --new-identity",
     ),
     Explanation(
         "W5-501",
         "whoever answers there did not make this ticket",
-        "its certificate is not the one the ticket names. The run was begun anew or moved to another"
-        " machine, or"
+        "its certificate is not the one the ticket names. The run was begun anew (or with --new-identity),"
+        " moved to another machine, or"
         " somebody sits in between. Nothing was said to it.",
         "compare the fingerprint where the coordinator runs, and use a new ticket of that run.",
         "w5xde ticket list latest\nw5xde ticket new latest",

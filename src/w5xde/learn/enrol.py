@@ -6,15 +6,20 @@ from dataclasses import dataclass
 
 import torch
 
-from w5xde.errors import JoinError
+from w5xde.compression import AUTO, AUTO_LOSSY
+from w5xde.errors import JoinError, RemoteProtocolError
 from w5xde.learn import layout as layouts
 from w5xde.learn.build import build_model, build_source
+from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.data import MapSource
-from w5xde.learn.device import use_threads
+from w5xde.learn.device import core_count, use_threads
 from w5xde.learn.job import Job
 from w5xde.learn.layout import FlatModel
 from w5xde.learn.trainer import Trainer
 from w5xde.messages import MOVING, Rules, Welcome
+
+# More threads than cores are only slow; this many more are a mistake, or an attack. Any machine bears a few.
+THREADS_PER_CORE_MAX, THREADS_MAX = 4, 64
 
 
 @dataclass(slots=True)
@@ -34,6 +39,7 @@ class NodeParts:
 def prepare_node(job: Job, welcome: Welcome, device: torch.device) -> NodeParts:
     """Build the node's model and data and check them against the coordinator's."""
     rules = welcome.rules
+    _require_sane(rules)
     use_threads(rules.threads)
     module = build_model(job, rules.seed)
     moving = {entry.name for entry in welcome.layout.entries if entry.role == MOVING}
@@ -50,6 +56,25 @@ def prepare_node(job: Job, welcome: Welcome, device: torch.device) -> NodeParts:
     source = _own_source(job, rules) if rules.data == "local" else None
     flat = FlatModel(module, layout, device)
     return NodeParts(Trainer(job, flat, rules, device), source, digest, welcome)
+
+
+def _require_sane(rules: Rules) -> None:
+    """Refuse what no honest coordinator asks for, before anything is built for it."""
+    threads_max = max(THREADS_MAX, THREADS_PER_CORE_MAX * core_count())
+    if rules.threads > threads_max:
+        raise JoinError(
+            f"the run computes with {rules.threads} threads in each node, and this machine has"
+            f" {core_count()} cores",
+            code="W5-212",
+            fix="start the run with fewer --threads, or join with a larger machine",
+        )
+    if rules.compress not in (AUTO, AUTO_LOSSY):
+        try:
+            parse(rules.compress)
+        except ValueError as error:
+            raise RemoteProtocolError(
+                f"updates are to be encoded as {rules.compress!r}: {error}", code="W5-122"
+            ) from None
 
 
 def _own_source(job: Job, rules: Rules) -> MapSource:

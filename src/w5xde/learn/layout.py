@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from w5xde.errors import JobError
-from w5xde.messages import FROZEN, MOVING, NAME_CHARACTERS_MAX, STILL, TRAINED, Entry, Layout
+from w5xde.messages import FROZEN, MOVING, NAME_CHARACTERS_MAX, STILL, TRAINED, Entry, Layout, Role
 
 # A cache line, so that no dtype's part starts in the middle of another's.
 ALIGNMENT_BYTES = 64
@@ -245,7 +245,7 @@ def describe(module: torch.nn.Module, moving: set[str]) -> Layout:
                 code="W5-221",
                 fix="run one batch through the model inside model() before you return it",
             )
-        role = TRAINED if parameter.requires_grad else FROZEN
+        role: Role = TRAINED if parameter.requires_grad else FROZEN
         entries.append(Entry(name, dtype_name(parameter.dtype), tuple(parameter.shape), role))
     persistent = set(module.state_dict(keep_vars=True))
     for name, buffer in module.named_buffers():

@@ -80,6 +80,8 @@ class Learner:
         self.scheduler = scheduler
         self._clip_norm = clip_norm
         self._blueprint = flat.blueprint
+        # Entries that an update may say it has no gradient for.
+        self.trained = frozenset(self._blueprint.trained)
         self._parameters = [flat.tensors[i] for i in self._blueprint.trained]
         # A small model's gradients have their own place, so that a step always finds them there; a large
         # one's are used where they arrived, because copying them would cost as much as a step.

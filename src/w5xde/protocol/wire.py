@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from w5xde.errors import LocalProtocolError, RemoteProtocolError
-from w5xde.messages import Beat, Hello, Leave, Message, Ready
+from w5xde.messages import Beat, Bye, Hello, Leave, Message, Ready, Refuse, Welcome
 from w5xde.words import harmless
 
 MAGIC = b"W5"
@@ -31,9 +31,14 @@ HEADER_BYTES = _HEADER.size
 SCRATCH_BYTES = 64 * 1024
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Message)
-# A stranger's message becomes no more than one of these: a batch in 4 KiB would become 100 KiB of objects.
-_greeting_decoder = msgspec.msgpack.Decoder(Hello | Ready | Beat | Leave)
+Words = Literal["all", "greeting", "welcome"]
+# Until a node works, a message becomes no more than one of those that it or its coordinator may say then: a
+# batch in 4 KiB would become 100 KiB of objects.
+_decoders: dict[Words, msgspec.msgpack.Decoder[Any]] = {
+    "all": msgspec.msgpack.Decoder(Message),
+    "greeting": msgspec.msgpack.Decoder(Hello | Ready | Beat | Leave),
+    "welcome": msgspec.msgpack.Decoder(Welcome | Refuse | Beat | Bye),
+}
 
 
 class Limits(NamedTuple):
@@ -41,12 +46,17 @@ class Limits(NamedTuple):
 
     meta_bytes_max: int
     body_bytes_max: int
-    # Whether only the words are read that a node may say before it works.
-    is_greeting: bool = False
+    # Which words are read: all, or only those that a node or a coordinator may say before the node works.
+    words: Words = "all"
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Room for many small frames; for one that is still strange, only for what it may say."""
+        return SCRATCH_BYTES if self.words == "all" else min(self.meta_bytes_max, SCRATCH_BYTES)
 
 
 # A greeting needs a few hundred bytes; nobody unknown may make us hold more.
-GREETING_LIMITS = Limits(meta_bytes_max=4096 - HEADER_BYTES, body_bytes_max=0, is_greeting=True)
+GREETING_LIMITS = Limits(meta_bytes_max=4096 - HEADER_BYTES, body_bytes_max=0, words="greeting")
 
 
 Body = bytearray | memoryview
@@ -75,7 +85,7 @@ class Decoder:
         """`place` gives the memory for a large body, when its first bytes are about to be read."""
         self.limits = limits
         self._place = place or (lambda message, count: bytearray(count))
-        self._scratch = bytearray(HEADER_BYTES + min(limits.meta_bytes_max, SCRATCH_BYTES))
+        self._scratch = bytearray(HEADER_BYTES + limits.scratch_bytes)
         self._filled = 0
         # A body that does not fit the scratch: its message, its length, its first bytes, and its place.
         self._message: Message | None = None
@@ -136,8 +146,7 @@ class Decoder:
             meta_end = at + HEADER_BYTES + meta_bytes
             if self._filled < meta_end:
                 break
-            decoder = _greeting_decoder if self.limits.is_greeting else _decoder
-            message = _read_message(decoder, view[at + HEADER_BYTES : meta_end])
+            message = _read_message(_decoders[self.limits.words], view[at + HEADER_BYTES : meta_end])
             here = self._filled - meta_end
             if here < body_bytes:
                 # The rest of the body goes straight to its place.
@@ -174,7 +183,7 @@ class Decoder:
         if at:
             self._scratch[:rest] = self._scratch[at : self._filled]
         self._filled = rest
-        wanted = HEADER_BYTES + min(self.limits.meta_bytes_max, SCRATCH_BYTES)
+        wanted = HEADER_BYTES + self.limits.scratch_bytes
         if rest >= HEADER_BYTES:
             wanted = max(wanted, HEADER_BYTES + self._read_header(0)[0])
         if len(self._scratch) < wanted:

@@ -147,9 +147,7 @@ async def listen_again(
 ) -> Door:
     """Open the door: after a restart where it was before, so that nodes find it."""
     places = await places_of(settings.host, settings.port)
-    door = Door(
-        reception.make_connection, reception.doorman, reception.entry.guard(places), reception.turned_away
-    )
+    door = Door(reception.make_connection, reception.doorman, reception.turned_away)
     try:
         if settings.port or not port_before:
             door.listen(places, settings.host, settings.port, settings.road)
@@ -159,8 +157,14 @@ async def listen_again(
             except UsageError:
                 note(f"port {port_before} is taken meanwhile; nodes from before must join anew")
                 door.listen(places, settings.host, 0, settings.road)
-        # Nobody is heard before we wait for something again.
+        # Nobody is heard before we wait for something again; and a run whose port is taken leaves no key
+        # behind, and loses none.
+        door.context = reception.entry.guard(places)
         reception.entry.open(*door.address)
+        if settings.new_identity and settings.resume is not None:
+            note(
+                "the run has a new identity: nobody comes by a ticket or credential of before, banned or not"
+            )
     except BaseException:
         door.close()
         raise

@@ -112,12 +112,12 @@ class Coordinator:
         door = await begin.listen_again(self._reception, self._settings, before, self._storage_note)
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
         try:
+            host, port = door.address
+            self._recorder.manifest({"port": port})
             begin.open_ledger(self._keeper, self._recorder, self._settings, self._core, self._restored)
             for kind, text in begin.words_of(self._restored, self._core, self._keeper.life):
                 self._say(kind, text)
-            host, port = door.address
             self.address = f"{host}:{port}"
-            self._recorder.manifest({"port": port})
             self._loader.start(
                 read_seconds=self._prepared.read_seconds,
                 discovered=lambda epoch, samples: self.dispatch(ev.Discovered(epoch, samples)),
@@ -193,6 +193,7 @@ class Coordinator:
             ev.Save: self._save,
             ev.Evaluate: lambda effect: self._evaluator.measure(self._actor),
             ev.Close: self._close,
+            ev.Ban: lambda effect: self._reception.ban(effect.node, effect.reason),
             ev.Note: self._note,
             ev.Finish: self._finished,
         }

@@ -84,13 +84,13 @@ class Door:
         self,
         make: Callable[[Visit], Connection],
         doorman: Doorman,
-        context: tls.Context | None = None,
         turned_away: Callable[[str, str, str], None] = lambda address, kind, reason: None,
     ) -> None:
         """`turned_away(address, kind, reason)` is told of everybody for whom no connection was made."""
         self._make = make
         self._doorman = doorman
-        self._context = context
+        # How it shakes hands with who comes by TCP; None: in clear text.
+        self.context: tls.Context | None = None
         self._turned_away = turned_away
         self._listeners: list[socket.socket] = []
         self._coming: set[asyncio.Task[None]] = set()
@@ -168,7 +168,7 @@ class Door:
             # Gone already.
             sock.close()
             return
-        context = self._context if sock.family != socket.AF_UNIX else None
+        context = self.context if sock.family != socket.AF_UNIX else None
         reason = self._doorman.knock(
             address, self._loop.time(), is_here=is_near, shakes_hands=context is not None
         )

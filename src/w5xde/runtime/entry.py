@@ -16,7 +16,7 @@ import asyncio
 import hmac
 import secrets
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,9 +25,10 @@ from w5xde.config import Settings
 from w5xde.errors import UsageError
 from w5xde.messages import Hello
 from w5xde.runtime import private, tls
+from w5xde.runtime.book import Entrance, TicketRow
 from w5xde.runtime.credentials import CREDENTIAL_BYTES, NODE_ID_BYTES
 from w5xde.runtime.machine import own_addresses
-from w5xde.runtime.tickets import Entrance, Refused, TicketRegister
+from w5xde.runtime.tickets import Refused, TicketRegister
 from w5xde.ticket import ADDRESSES_MAX, ID_BYTES, SECRET_BYTES, Secret, Ticket
 
 if TYPE_CHECKING:
@@ -62,11 +63,12 @@ class Entry:
         self._register: TicketRegister | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="w5xde-register")
         self._next_refresh = 0.0
+        self._bans: list[Future[TicketRow | None]] = []
         # What a user hands on; shown by whoever shows the run.
         self.ticket: Ticket | None = None
         # Others' machines may join, and nothing is encrypted.
         self.is_exposed = False
-        self._fingerprint = b""
+        self._fingerprint = self._house_fingerprint = b""
         self._is_clear = self._is_pki = False
 
     # --- opening ------------------------------------------------------------------------------------
@@ -84,7 +86,9 @@ class Entry:
                 )
             self._is_pki = True
             ca = Path(files.tls_ca) if files.tls_ca is not None else None
-            return tls.server_context_pki(Path(files.tls_cert), Path(files.tls_key), ca)
+            context = tls.server_context_pki(Path(files.tls_cert), Path(files.tls_key), ca)
+            self._house_fingerprint = tls.fingerprint_of(Path(files.tls_cert))
+            return context
         if files.tls_ca is not None:
             raise UsageError(
                 "--tls-ca says whose nodes may come, and needs a certificate of the coordinator's own",
@@ -98,8 +102,8 @@ class Entry:
         # Only who makes certificates needs the library that does.
         from w5xde.runtime.identity import RunIdentity
 
-        identity = RunIdentity.load_or_create(self._run_id)
-        self._fingerprint = identity.fingerprint
+        identity = RunIdentity.load_or_create(self._run_id, anew=self._settings.new_identity)
+        self._fingerprint = self._house_fingerprint = identity.fingerprint
         return tls.server_context(identity)
 
     def open(self, host: str, port: int) -> None:
@@ -110,7 +114,7 @@ class Entry:
             is_clear=self._is_clear,
             is_pki=self._is_pki,
         )
-        self._register = TicketRegister.begin(self._folder, self._entrance)
+        self._register = TicketRegister.begin(self._folder, self._entrance, anew=self._settings.new_identity)
         self.ticket = self._register.new(time.time(), label=FIRST_LABEL)
         if self._settings.ticket_file is not None:
             private.replace(Path(self._settings.ticket_file), self.ticket.to_text().encode() + b"\n")
@@ -125,14 +129,16 @@ class Entry:
         return [self._settings.host if self._is_pki else bound]
 
     def house_ticket(self, host: str, port: int) -> Ticket:
-        """What nodes come with that we start ourselves: known to this process and theirs alone."""
+        """What nodes come with that we start ourselves: known to this process and theirs alone.
+
+        They know our very certificate, whatever name it is for.
+        """
         return Ticket(
             addresses=((host, port),),
-            fingerprint=self._fingerprint,
+            fingerprint=self._house_fingerprint,
             id=self._house_id,
             secret=self._house_secret,
             is_clear=self._is_clear,
-            is_pki=self._is_pki,
         )
 
     # --- letting in ---------------------------------------------------------------------------------
@@ -141,11 +147,11 @@ class Entry:
         proof = self._house_id + self._house_secret.reveal()
         return hmac.compare_digest(hello.ticket, proof)
 
-    def admit(self, hello: Hello) -> asyncio.Future[Admission]:
+    def admit(self, hello: Hello, address: str) -> asyncio.Future[Admission]:
         """Who this is; Refused, or StorageError if the register cannot be used."""
-        return asyncio.get_running_loop().run_in_executor(self._thread, self._admit, hello)
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._admit, hello, address)
 
-    def _admit(self, hello: Hello) -> Admission:
+    def _admit(self, hello: Hello, address: str) -> Admission:
         """On the register's thread."""
         register = self._register
         if register is None:
@@ -160,9 +166,9 @@ class Entry:
             )
         ticket_id, secret = hello.ticket[:ID_BYTES], hello.ticket[ID_BYTES:]
         if hello.looks:
-            register.check_ticket(ticket_id, secret, time.time())
+            register.check_ticket(ticket_id, secret, time.time(), address)
             return Admission(ticket_id=ticket_id)
-        given = register.admit_ticket(ticket_id, secret, time.time(), name=hello.name)
+        given = register.admit_ticket(ticket_id, secret, time.time(), name=hello.name, address=address)
         return Admission(given.node_id, given.node_id + given.secret.reveal(), ticket_id)
 
     def refresh(self, now: float) -> asyncio.Future[bool] | None:
@@ -172,9 +178,20 @@ class Entry:
         self._next_refresh = now + REFRESH_SECONDS
         return asyncio.get_running_loop().run_in_executor(self._thread, self._register.refresh)
 
+    def turn_out(self, node_id: bytes, reason: str) -> asyncio.Future[TicketRow | None]:
+        """Ban a node; the future tells of its ticket, if that is revoked with it."""
+        if self._register is None:
+            raise RuntimeError("somebody was turned out before the door was open")
+        # In the order of asking: whoever comes back after this is asked about after this.
+        banning = self._thread.submit(self._register.turn_out, node_id, reason, time.time())
+        self._bans = [banning, *(each for each in self._bans if not each.done())]
+        return asyncio.wrap_future(banning)
+
     def ban_of(self, node_id: bytes) -> str | None:
         """Why a node may not stay, as far as was read."""
         return self._register.ban_of(node_id) if self._register is not None else None
 
     def close(self) -> None:
+        # Who was turned out at the very end is banned too, when the run goes on.
+        wait(self._bans)
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -46,8 +46,11 @@ class RunIdentity:
     is_new: bool
 
     @classmethod
-    def load_or_create(cls, run_id: str, state: Path | None = None) -> RunIdentity:
-        """The identity of this run, made if it has none; StorageError rather than another one."""
+    def load_or_create(cls, run_id: str, state: Path | None = None, *, anew: bool = False) -> RunIdentity:
+        """The identity of this run, made if it has none; StorageError rather than another one.
+
+        `anew`: another one is asked for.
+        """
         if not _RUN_ID.fullmatch(run_id):
             raise StorageError(
                 f"{run_id!r} is not the id of a run", code="W5-413", fix="restore manifest.json"
@@ -56,6 +59,8 @@ class RunIdentity:
         file = folder / f"{run_id}.pem"
         # Two who come at once must not make two.
         with private.locked(folder / "lock"):
+            if anew:
+                private.remove(file)
             try:
                 data, is_new = private.read(file), False
             except FileNotFoundError:
@@ -127,5 +132,5 @@ def _damaged(file: Path, what: str) -> StorageError:
     return StorageError(
         f"{file} is damaged: {what}",
         code="W5-413",
-        fix="restore it from a copy; or remove it and hand out new tickets, since old ones fit no more",
+        fix="restore it from a copy; or start with --new-identity and hand out new tickets",
     )

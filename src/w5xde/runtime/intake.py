@@ -32,8 +32,10 @@ LOSS_MAX = 1e30
 UNFIT = "its answer does not fit what it was lent"
 
 
-def _fits(answer: Answer, apart: int) -> bool:
+def _fits(answer: Answer, apart: int, trained: frozenset[int]) -> bool:
     """Whether an answer is for so many batches that are apart, or (0) for batches that are not."""
+    if not all(trained.issuperset(absent) for absent in (answer.absent, *answer.absents) if absent):
+        return False
     if not apart:
         return not answer.losses and not answer.absents
     return answer.codec == NONE and len(answer.losses) == apart and len(answer.absents) in (0, apart)
@@ -94,7 +96,7 @@ class Intake:
         lent = peer.works[0][0] if peer.works else {}
         given = [answer for answer in update.answers if not answer.dropped and not answer.failure]
         if list(lent) != [answer.lease for answer in update.answers] or not all(
-            _fits(answer, lent[answer.lease]) for answer in given
+            _fits(answer, lent[answer.lease], self._learner.trained) for answer in given
         ):
             self._reception.turn_out(peer, UNFIT, abruptly=True)
             return

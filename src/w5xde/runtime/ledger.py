@@ -75,6 +75,8 @@ class Ledger:
         # How many contents were ever synced and let go: two syncs may be under way at a time.
         self._let_go = 0
         self._under_way: list[Syncing] = []
+        # Why the open segment could not be synced: then no later sync of it is believed.
+        self._spoiled: list[OSError] = []
 
     @classmethod
     def open(cls, disk: Disk, clock: Callable[[], float]) -> Ledger:
@@ -124,7 +126,7 @@ class Ledger:
 
     def _begin_segment(self) -> None:
         self._segment += 1
-        self._file = self._disk.append(segment_name(self._segment))
+        self._file, self._spoiled = self._disk.append(segment_name(self._segment)), []
         self._bytes = 0
         self.head = self._synced
         head = _Head("segment", self._segment, self.head.sha256, self.head.records, self.life)
@@ -171,7 +173,7 @@ class Ledger:
         """The same in three parts, of which only the middle one takes time and may be done by a thread."""
         if self._file is None:
             return None
-        syncing = Syncing(self._file, self.head, self._let_go + len(self._unsynced))
+        syncing = Syncing(self._file, self.head, self._let_go + len(self._unsynced), self._spoiled)
         self._under_way.append(syncing)
         return syncing
 
@@ -206,13 +208,18 @@ class Syncing:
     file: Appender
     mark: Mark
     contents: int
+    # What happened to the file: shared by all syncs of it, of which one follows the other.
+    spoiled: list[OSError]
     error: OSError | None = None
 
     def sync(self) -> None:
-        try:
-            self.file.sync()
-        except OSError as error:
-            self.error = error
+        if not self.spoiled:
+            try:
+                self.file.sync()
+            except OSError as error:
+                self.spoiled.append(error)
+        # The system forgets pages that it could not write, and says so once: the next sync would succeed.
+        self.error = self.spoiled[0] if self.spoiled else None
 
 
 # --- reading --------------------------------------------------------------------------------------

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -43,17 +41,18 @@ from w5xde.messages import (
     Work,
 )
 from w5xde.protocol.session import NODE
-from w5xde.protocol.wire import Body, Limits
+from w5xde.protocol.wire import Body
 from w5xde.runtime.actor import Actor
+from w5xde.runtime.expected import WELCOME_LIMITS, Expected
 from w5xde.runtime.machine import host_name, machine_name
+from w5xde.runtime.memory import available_bytes
 from w5xde.runtime.passes import Pass
 from w5xde.runtime.roads import configure
 from w5xde.runtime.route import Route
+from w5xde.runtime.status import NodeReport
 from w5xde.runtime.transport import Connection, Owner
 from w5xde.runtime.workbench import Done, Workbench
 
-# A layout of a very deep model takes a few MiB; a body may be a whole model or a large batch.
-NODE_LIMITS = Limits(meta_bytes_max=64 * 1024 * 1024, body_bytes_max=2**36)
 # Work that takes longer than this is done on a thread, so that the loop keeps beating; back on the loop only
 # what is clearly shorter, because a process that had to wait for a core once is not slow.
 INLINE_WORK_SECONDS = 0.1
@@ -62,27 +61,6 @@ INLINE_AGAIN_SECONDS = 0.02
 PARTING_SECONDS = 1.0
 # A reason must fit into a greeting's limit even if each character takes four bytes.
 REASON_CHARACTERS = 900
-
-
-@dataclass(slots=True)
-class NodeReport:
-    """What a node did, for its user."""
-
-    name: str
-    run: str = ""
-    batches: int = 0
-    rejected: int = 0
-    seconds_busy: float = 0.0
-    seconds_waiting: float = 0.0
-    seconds_network: float = 0.0
-    seconds_codec: float = 0.0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    loss: float | None = None
-    reason: str = ""
-
-    def summary(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 class Node:
@@ -110,6 +88,8 @@ class Node:
         self._connection: Connection | None = None
         self._bench: Workbench | None = None
         self._buffers = Buffers()
+        # Of the coordinator, once our model is the run's.
+        self._expected: Expected | None = None
         # Seconds of transfer of this connection that the coordinator knows of.
         self._network_told = 0.0
         self._welcome: Welcome | None = None
@@ -209,8 +189,9 @@ class Node:
                 alive=lambda: self._core.heard(self._loop.time()),
                 configure=lambda sock: configure(sock, self._settings),
                 place=self._place,
+                admit=self._admit,
             )
-            return Connection(NODE, owner, NODE_LIMITS)
+            return Connection(NODE, owner, WELCOME_LIMITS)
 
         try:
             await self._route.dial(make)
@@ -229,6 +210,11 @@ class Node:
             memory = self._bench.place(message, count)
         return memory if memory is not None else self._buffers.take(count)
 
+    def _admit(self, connection: Connection, message: Message, count: int) -> bool:
+        if self._expected is not None:
+            self._expected.check_size(message, count)
+        return True
+
     def _opened(self, connection: Connection) -> None:
         self._connection = connection
         self._network_told = 0.0
@@ -236,10 +222,12 @@ class Node:
         self._dispatch(nd.Opened())
 
     def _lost(self, connection: Connection, reason: str) -> None:
-        self._connection = None
+        self._connection = self._expected = None
         self._parted.set()
         self.report.bytes_sent += connection.bytes_sent
         self.report.bytes_received += connection.bytes_received
+        if connection.fault:
+            self._dial_error = JoinError(reason, code=connection.fault)
         if not self._core.is_over and self._core.has_joined:
             self._note("lost", f"lost the coordinator ({reason}); trying again")
         self._dispatch(nd.Lost(reason))
@@ -266,10 +254,10 @@ class Node:
 
     def _heard(self, connection: Connection, message: Message, body: Body) -> None:
         match message:
-            case Work():
-                self._dispatch(nd.Given((message, body), [loan.lease for loan in message.loans]))
-            case Params():
-                self._dispatch(nd.Given((message, body)))
+            case Work() | Params() if self._expected is not None:
+                self._expected.take(message, len(body))
+                leases = [loan.lease for loan in message.loans] if isinstance(message, Work) else []
+                self._dispatch(nd.Given((message, body), leases))
             case Cancel():
                 self._dispatch(nd.Cancelled(message.leases))
             case Rejected():
@@ -314,6 +302,9 @@ class Node:
             if self._bench is None or self._bench.parts is not parts:
                 self._bench = Workbench(parts, self._loop.time, lambda lease: lease in self._core.cancelled)
             use_threads(parts.welcome.rules.threads)
+            if self._connection is not None:
+                self._expected = Expected(parts.trainer.blueprint, available_bytes())
+                self._connection.limits = self._expected.limits
             self._dispatch(nd.Checked())
 
     def _our_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -321,28 +312,36 @@ class Node:
         self._broke(context.get("exception") or RuntimeError(context["message"]))
 
     def _broke(self, error: BaseException) -> None:
-        self._refusal = TrainingError(f"this node cannot go on: {describe(error)}", code="W5-302")
+        what = f"this node cannot go on: {describe(error)}"
+        self._refusal = error if isinstance(error, W5xdeError) else TrainingError(what, code="W5-302")
         self._dispatch(nd.Parted(str(error), finished=False))
 
     # --- work -------------------------------------------------------------------------------------
 
     def _handle(self, item: tuple[Params | Work, Body]) -> None:
         message, body = item
-        bench = self._bench
+        bench, count = self._bench, len(body)
         if bench is None:
             return
         if isinstance(message, Params):
             params = message
-            self._actor.call(lambda: bench.load(params, body), lambda _: self._dispatch(nd.Finished()))
+            self._actor.call(lambda: bench.load(params, body), lambda _: self._handled(params, count))
             return
         waited = max(0.0, self._loop.time() - self._idle_since)
         connection = self._connection
         self._actor.call(
             lambda: bench.compute(message, body),
-            lambda done: self._answer(connection, message, done, waited),
+            lambda done: self._answer(connection, message, done, waited, count),
         )
 
-    def _answer(self, connection: Connection | None, work: Work, done: Done, waited: float) -> None:
+    def _handled(self, message: Params | Work, count: int) -> None:
+        if self._expected is not None:
+            self._expected.done(message, count)
+        self._dispatch(nd.Finished())
+
+    def _answer(
+        self, connection: Connection | None, work: Work, done: Done, waited: float, count: int
+    ) -> None:
         bench = self._bench
         seconds = done.compute_seconds
         self._count(work, done.answers, seconds, waited)
@@ -371,7 +370,7 @@ class Node:
             )
             connection.send(update, done.pieces, sent)
         self._idle_since = self._loop.time()
-        self._dispatch(nd.Finished())
+        self._handled(work, count)
 
     def _take_network_seconds(self, connection: Connection) -> float:
         """Time of transfers on this connection since the last answer."""

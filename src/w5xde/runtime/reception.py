@@ -34,19 +34,28 @@ from w5xde.protocol.wire import Body, Limits
 from w5xde.runtime.door import Visit
 from w5xde.runtime.entry import Admission, Entry
 from w5xde.runtime.gate import Gate
+from w5xde.runtime.guests import Guests
 from w5xde.runtime.memory import available_bytes
 from w5xde.runtime.peer import Peer, Watch
 from w5xde.runtime.tickets import Refused
 from w5xde.runtime.transport import Connection, Owner
 
-# Answers to a few dozen leases, each with a failure's text at most.
-UPDATE_META_BYTES_MAX = 1024 * 1024
+# What a node that works may say without any answers; the longest is a goodbye.
+WORDS_BYTES_MAX = 4096
+# What an answer says at most: a failure's text of 2,000 characters, and each entry that has no gradient.
+ANSWER_BYTES_MAX, ABSENT_BYTES_MAX = 9 * 1024, 5
 # All large updates that arrive at a time fit into this part of the memory that there was at the start.
 ARRIVING_PART = 0.25
 PARTING_SECONDS = 5.0
 # An aborted connection is gone after a turn of the loop; an accepted one has opened after three.
 ABORTING_SECONDS = 1.0
 ACCEPTING_ROUNDS = 3
+
+
+def update_limits(vectors: int, layout: Layout, vector_bytes_max: int) -> Limits:
+    """How large an answer of so many vectors may be."""
+    answer_bytes_max = ANSWER_BYTES_MAX + ABSENT_BYTES_MAX * len(layout.entries)
+    return Limits(WORDS_BYTES_MAX + answer_bytes_max * vectors, vector_bytes_max * vectors)
 
 
 class Host(Protocol):
@@ -96,6 +105,13 @@ class Reception:
         self._watch = Watch()
         self._open = 0
         self._all_gone = asyncio.Event()
+        self._guests = Guests(
+            entry,
+            lambda: list(self),
+            lambda peer, reason: None if self._is_closing else self.turn_out(peer, reason),
+            lambda kind, text: host.note(kind, text, ""),
+            lambda error: self.turned_away("the register", error.code, error.what),
+        )
 
     def get(self, name: str) -> Peer | None:
         return self._peers.get(name)
@@ -139,7 +155,7 @@ class Reception:
         """An answer may now be as large as this many vectors."""
         if count > peer.frame_vectors or not peer.is_ready:
             peer.frame_vectors = count
-            peer.connection.limits = Limits(UPDATE_META_BYTES_MAX, self._vector_bytes_max * count)
+            peer.connection.limits = update_limits(count, self._layout, self._vector_bytes_max)
 
     # --- coming -----------------------------------------------------------------------------------
 
@@ -195,22 +211,7 @@ class Reception:
         for peer in self._peers.values() if waiting else ():
             if peer.connection in waiting:
                 self._noticed(peer)
-        refreshing = self.entry.refresh(now)
-        if refreshing is not None:
-            refreshing.add_done_callback(self._refreshed)
-
-    def _refreshed(self, done: asyncio.Future[bool]) -> None:
-        if self._is_closing or done.cancelled():
-            return
-        try:
-            is_changed = done.result()
-        except StorageError as error:
-            self.turned_away("the register", error.code, error.what)
-            return
-        for peer in list(self._peers.values()) if is_changed else ():
-            reason = self.entry.ban_of(peer.node_id) if peer.node_id else None
-            if reason is not None:
-                self.turn_out(peer, f"this node is banned from the run: {reason}")
+        self._guests.refresh(now)
 
     def hurry(self, now: float) -> None:
         """Part with those who keep us waiting. Building a model may take long: nodes beat meanwhile."""
@@ -252,9 +253,14 @@ class Reception:
             fix = f"install w5xde {w5xde.__version__} on both machines"
             self._refuse(peer, Refuse("W5-107", what, fix=fix))
         elif self.entry.is_of_the_house(hello):
-            self._welcome(peer, hello, Admission())
+            banned = self._guests.ban_of_the_house(hello.name)
+            if banned:
+                self._refuse(peer, Refuse("W5-114", f"this node is banned from the run: {banned}"))
+            else:
+                self._welcome(peer, hello, Admission())
         else:
-            self.entry.admit(hello).add_done_callback(lambda done: self._admitted(peer, hello, done))
+            asked = self.entry.admit(hello, peer.visit.address)
+            asked.add_done_callback(lambda done: self._admitted(peer, hello, done))
 
     def _admitted(self, peer: Peer, hello: Hello, done: asyncio.Future[Admission]) -> None:
         """The register has said who this is, or that it does not know."""
@@ -289,7 +295,7 @@ class Reception:
                 # If that is what is left of a broken connection, nobody hears it.
                 self.turn_out(other, "another node came with its credential: was the state folder copied?")
         self._unnamed.discard(peer)
-        peer.name = self._free_name(hello.name)
+        peer.name = self._guests.name_for(hello.name, admission.node_id, self._peers)
         peer.node_id, peer.is_looking = admission.node_id, hello.looks
         peer.device = hello.device
         peer.machine, peer.cores = hello.machine, hello.cores
@@ -307,13 +313,6 @@ class Reception:
                 credential=admission.credential,
             )
         )
-
-    def _free_name(self, wanted: str) -> str:
-        name, number = wanted, 1
-        while name in self._peers:
-            number += 1
-            name = f"{wanted[:58]}-{number}"
-        return name
 
     def _ready(self, peer: Peer, ready: Ready) -> None:
         if peer.is_looking:
@@ -370,6 +369,10 @@ class Reception:
             peer.connection.send(Bye(reason[:4000], finished=False))
         self.part(peer, reason)
         (peer.connection.abort if abruptly else peer.connection.close)()
+
+    def ban(self, name: str, reason: str) -> None:
+        """Let a node in no more, whether it is here or has gone."""
+        self._guests.ban(name, reason)
 
     async def close(self, reason: str) -> None:
         """The run is over: say goodbye, and let last words arrive, but not for ever."""

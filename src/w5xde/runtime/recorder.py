@@ -91,9 +91,13 @@ class Recorder:
         """The manifest as it stands."""
         return self._facts
 
+    def learn(self, facts: dict[str, Any]) -> None:
+        """Add to the manifest when that is next written: a start that fails leaves it as it was."""
+        self._facts |= facts
+
     def manifest(self, facts: dict[str, Any]) -> None:
         """Add to the manifest; the file is written whole or not at all."""
-        self._facts |= facts
+        self.learn(facts)
         try:
             replace(self.disk, MANIFEST, to_json(self._facts).encode() + b"\n")
         except OSError as error:

@@ -88,7 +88,7 @@ class Route:
             context, name = tls.client_context_pki(self._authority, *self._own), host
         else:
             certificate = self._certificate or await tls.fetch_certificate(host, port, pin)
-            context, name = tls.client_context(certificate), tls.NO_NAME
+            context, name = tls.client_context(certificate, *self._own), tls.NO_NAME
         try:
             transport, _ = await asyncio.get_running_loop().create_connection(
                 _Silent,

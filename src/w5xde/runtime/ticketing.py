@@ -4,6 +4,7 @@
     w5xde ticket list RUN [--json]
     w5xde ticket revoke RUN TICKET [--turn-out] [--json]
     w5xde ticket ban RUN NODE [--reason TEXT] [--json]
+    w5xde ticket unban RUN NODE [--json]
 
 RUN is what `runs.find_run` understands; TICKET is an id from the list, or how it begins; NODE is an id from
 the list, or a name. `--turn-out` also turns out the nodes that came by the ticket. Only `new` ever shows a
@@ -19,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from w5xde.errors import UsageError
+from w5xde.runtime.book import NodeRow, TicketRow
 from w5xde.runtime.qr import qr_lines
-from w5xde.runtime.tickets import LIFETIME_SECONDS, USES, NodeRow, TicketRegister, TicketRow
+from w5xde.runtime.tickets import LIFETIME_SECONDS, USES, TicketRegister
 from w5xde.ticket import join_line, shown
 
 _LIFETIME = re.compile(r"(\d{1,9})\s*([smhd]?)")
@@ -160,11 +162,23 @@ def ticket_ban(folder: Path, node: str, now: float, *, reason: str = "") -> Told
     }
     lines = [f"banned {_plain(row.name)} ({row.id}): {_plain(row.banned or '')}" for row in banned]
     lines += [
-        f"with ticket {_short(ticket)} it could come again under another id; to prevent that:  "
+        f"with ticket {_short(ticket)} it could come again from another address; to prevent that:  "
         f"w5xde ticket revoke {folder.name} {_short(ticket)}"
         for ticket in open_tickets
     ]
     return Told(data, lines)
+
+
+def ticket_unban(folder: Path, node: str) -> Told:
+    """Let a node come back that was banned or turned out."""
+    register = TicketRegister(folder)
+    found = register.unban(node)
+    data = {"run": folder.name, "unbanned": [_node_data(row) for row in found]}
+    lines = [
+        f"{_plain(row.name)} ({row.id}) may come back; it was banned: {_plain(row.banned or '')}"
+        for row in found
+    ]
+    return Told(data, lines or [f"{_plain(node)} was not banned"])
 
 
 def _ticket_data(row: TicketRow, now: float) -> dict[str, Any]:
@@ -186,6 +200,7 @@ def _node_data(row: NodeRow) -> dict[str, Any]:
         "name": row.name,
         "ticket": row.ticket,
         "joined_at": row.joined_at,
+        "address": row.address or None,
         "banned": row.banned,
     }
 

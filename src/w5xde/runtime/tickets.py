@@ -15,86 +15,34 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
 from w5xde.errors import JoinError, StorageError, UsageError
 from w5xde.runtime import private
+from w5xde.runtime.book import Book, Entrance, NodeRow, TicketRow, banned, decode, encode
 from w5xde.runtime.credentials import CREDENTIAL_BYTES, NODE_ID_BYTES, Credential
-from w5xde.runtime.seal import Damaged, seal, unseal
+from w5xde.runtime.seal import Damaged
 from w5xde.ticket import ID_BYTES, SECRET_BYTES, Secret, Ticket, expired_ago, no_longer_accepted
 
 NAME = "tickets.json"
 LOCK = "tickets.lock"
-FORMAT = 1
 LIFETIME_SECONDS = 24 * 3600.0
 USES = 100
 # The file is written whole at every join: with all of these it is a few megabytes.
 TICKETS_MAX = 1_000
 NODES_MAX = 20_000
 TEXT_CHARACTERS_MAX = 200
+# A ticket by which so many came who had to be banned has got into the wrong hands.
+BANNED_MAX = 3
 # What an unknown id is compared with, so that it takes as long as a wrong secret; no secret has this hash.
 _NOBODY = bytes(32)
 
-Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
-Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Result = TypeVar("Result")
 Kind = Literal["unknown", "wrong secret", "expired", "revoked", "used up", "full", "banned"]
-State = Literal["good", "expired", "revoked", "used up"]
-
-
-class TicketRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A ticket that was handed out."""
-
-    id: Id
-    sha256: Digest
-    label: str
-    made_at: float
-    # 0: never.
-    expires_at: int
-    # How many nodes may come by it; 0: any number.
-    uses_max: int
-    uses: int = 0
-    revoked_at: float | None = None
-
-    def state(self, now: float) -> State:
-        if self.revoked_at is not None:
-            return "revoked"
-        if self.expires_at and now >= self.expires_at:
-            return "expired"
-        return "used up" if self.uses_max and self.uses >= self.uses_max else "good"
-
-
-class NodeRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node that came by a ticket, and may come back with the credential it got."""
-
-    id: Id
-    sha256: Digest
-    name: str
-    ticket: Id
-    joined_at: float
-    # Why it may not come back.
-    banned: str | None = None
-
-
-class Entrance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where nodes come in and how they know that it is us: what every ticket of the run says."""
-
-    addresses: tuple[tuple[str, int], ...]
-    # Hexadecimal; empty where nothing is pinned.
-    fingerprint: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")]
-    is_clear: bool = False
-    is_pki: bool = False
-
-
-class _Book(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: int = FORMAT
-    entrance: Entrance | None = None
-    tickets: dict[Id, TicketRow] = {}
-    nodes: dict[Id, NodeRow] = {}
 
 
 class Refused(JoinError):
@@ -116,15 +64,18 @@ class TicketRegister:
         self._folder = folder
         self._file = folder / NAME
         self._signature: tuple[int, int, int] | None = None
-        self._book = _Book()
+        self._book = Book()
         self.refresh()
 
     @classmethod
-    def begin(cls, folder: Path, entrance: Entrance) -> TicketRegister:
-        """For the coordinator: the register, made if there is none, and where nodes come in."""
+    def begin(cls, folder: Path, entrance: Entrance, *, anew: bool = False) -> TicketRegister:
+        """For the coordinator: the register, made if there is none, and where nodes come in.
+
+        `anew`: whatever it holds is forgotten, also who was banned; nobody's ticket or credential is good.
+        """
         with private.locked(folder / LOCK):
-            if not (folder / NAME).exists():
-                private.replace(folder / NAME, _encode(_Book()))
+            if anew or not (folder / NAME).exists():
+                private.replace(folder / NAME, encode(Book()))
         register = cls(folder)
         register._change(lambda book: (msgspec.structs.replace(book, entrance=entrance), None))
         return register
@@ -158,7 +109,7 @@ class TicketRegister:
             uses_max=uses or 0,
         )
 
-        def add(book: _Book) -> tuple[_Book, Ticket]:
+        def add(book: Book) -> tuple[Book, Ticket]:
             if book.entrance is None:
                 raise self._trouble("does not say where nodes come in", "start its coordinator first")
             tickets = book.tickets
@@ -193,7 +144,7 @@ class TicketRegister:
     def revoke(self, ticket: str, now: float, *, turn_out: bool = False) -> tuple[TicketRow, list[NodeRow]]:
         """Nobody else comes by this ticket (its id, or how it begins); `turn_out`: who did must go too."""
 
-        def change(book: _Book) -> tuple[_Book, tuple[TicketRow, list[NodeRow]]]:
+        def change(book: Book) -> tuple[Book, tuple[TicketRow, list[NodeRow]]]:
             row = self._find_ticket(book, ticket)
             if row.revoked_at is None:
                 row = msgspec.structs.replace(row, revoked_at=now)
@@ -201,26 +152,57 @@ class TicketRegister:
             if not turn_out:
                 return book, (row, [])
             came = [node for node in book.nodes.values() if node.ticket == row.id and node.banned is None]
-            return _banned(book, came, "its ticket was revoked"), (row, came)
+            return banned(book, came, "its ticket was revoked"), (row, came)
 
         return self._change(change)
 
     def ban(self, node: str, reason: str) -> list[NodeRow]:
         """Keep out a node by its id, or every node of that name; returns whom it concerns.
 
-        Who still has a valid ticket can come again as somebody new: revoke that too.
+        Who still has a valid ticket can come again as somebody new, from elsewhere: revoke that too.
         """
 
-        def change(book: _Book) -> tuple[_Book, list[NodeRow]]:
-            found = [row for row in book.nodes.values() if node and node in (row.id, row.name)]
-            if not found:
-                raise self._trouble(f"knows no node {node!r}", "see  w5xde ticket list RUN", "W5-118")
-            book = _banned(book, found, _shortened(reason) or "banned")
+        def change(book: Book) -> tuple[Book, list[NodeRow]]:
+            found = self._find_nodes(book, node)
+            book = banned(book, found, _shortened(reason) or "banned")
             return book, [book.nodes[row.id] for row in found]
 
         return self._change(change)
 
-    def _find_ticket(self, book: _Book, begin: str) -> TicketRow:
+    def unban(self, node: str) -> list[NodeRow]:
+        """Let a node come back, by its id or its name; returns whom it concerns, as they were."""
+
+        def change(book: Book) -> tuple[Book, list[NodeRow]]:
+            found = [row for row in self._find_nodes(book, node) if row.banned is not None]
+            return banned(book, found, None), found
+
+        return self._change(change)
+
+    def turn_out(self, node_id: bytes, reason: str, now: float) -> TicketRow | None:
+        """The coordinator bans a node that did wrong. If its ticket brought too many such, that is revoked:
+        then returns it."""
+
+        def change(book: Book) -> tuple[Book, TicketRow | None]:
+            node = book.nodes.get(node_id.hex())
+            if node is None or node.banned is not None:
+                return book, None
+            book = banned(book, [node], _shortened(reason))
+            ticket = book.tickets.get(node.ticket)
+            count = sum(row.ticket == node.ticket and row.banned is not None for row in book.nodes.values())
+            if ticket is None or ticket.revoked_at is not None or count < BANNED_MAX:
+                return book, None
+            ticket = msgspec.structs.replace(ticket, revoked_at=now)
+            return msgspec.structs.replace(book, tickets={**book.tickets, ticket.id: ticket}), ticket
+
+        return self._change(change)
+
+    def _find_nodes(self, book: Book, node: str) -> list[NodeRow]:
+        found = [row for row in book.nodes.values() if node and node in (row.id, row.name)]
+        if not found:
+            raise self._trouble(f"knows no node {node!r}", "see  w5xde ticket list RUN", "W5-118")
+        return found
+
+    def _find_ticket(self, book: Book, begin: str) -> TicketRow:
         found = [row for row in book.tickets.values() if begin and row.id.startswith(begin.lower())]
         if len(found) != 1:
             count = "no ticket" if not found else f"{len(found)} tickets"
@@ -229,17 +211,19 @@ class TicketRegister:
 
     # --- letting in ---------------------------------------------------------------------------------
 
-    def admit_ticket(self, ticket_id: bytes, secret: bytes, now: float, *, name: str = "") -> Credential:
+    def admit_ticket(
+        self, ticket_id: bytes, secret: bytes, now: float, *, name: str = "", address: str = ""
+    ) -> Credential:
         """Let a new node in by its ticket: its credential, which is known to it alone. Refused otherwise."""
         self.refresh()
         # First without the lock: strangers cannot make us wait for it.
-        _check_ticket(self._book, ticket_id, secret, now)
+        _check_ticket(self._book, ticket_id, secret, now, address)
         credential = Credential(
             secrets.token_bytes(NODE_ID_BYTES), Secret(secrets.token_bytes(CREDENTIAL_BYTES))
         )
 
-        def add(book: _Book) -> tuple[_Book, None]:
-            row = _check_ticket(book, ticket_id, secret, now)
+        def add(book: Book) -> tuple[Book, None]:
+            row = _check_ticket(book, ticket_id, secret, now, address)
             if len(book.nodes) >= NODES_MAX:
                 raise Refused(
                     "full", f"this run has had {NODES_MAX} nodes, and takes no new ones", code="W5-105"
@@ -250,6 +234,7 @@ class TicketRegister:
                 name=_shortened(name),
                 ticket=row.id,
                 joined_at=now,
+                address=_shortened(address),
             )
             used = msgspec.structs.replace(row, uses=row.uses + 1)
             return (
@@ -262,10 +247,10 @@ class TicketRegister:
         self._change(add)
         return credential
 
-    def check_ticket(self, ticket_id: bytes, secret: bytes, now: float) -> TicketRow:
+    def check_ticket(self, ticket_id: bytes, secret: bytes, now: float, address: str = "") -> TicketRow:
         """The row of a ticket by which a node could come now; it is not used up. Refused otherwise."""
         self.refresh()
-        return _check_ticket(self._book, ticket_id, secret, now)
+        return _check_ticket(self._book, ticket_id, secret, now, address)
 
     def admit_node(self, node_id: bytes, secret: bytes) -> NodeRow:
         """Let a node come back with its credential. Refused otherwise."""
@@ -307,21 +292,22 @@ class TicketRegister:
 
     def _read(self) -> None:
         try:
-            self._book = _decode(private.read(self._file))
+            self._book = decode(private.read(self._file))
         except FileNotFoundError:
             raise self._missing() from None
         except Damaged as damage:
             raise self._trouble(
                 f"has a damaged register of tickets: {damage}",
-                f"restore {NAME} from a copy; without it nobody knows who was let in, and who was banned",
+                f"restore {NAME} from a copy, which says who was let in and who was banned; or start the"
+                " coordinator with --new-identity, and everybody has to join anew",
             ) from None
 
-    def _change(self, change: Callable[[_Book], tuple[_Book, Result]]) -> Result:
+    def _change(self, change: Callable[[Book], tuple[Book, Result]]) -> Result:
         with private.locked(self._folder / LOCK):
             # Whatever the file's times say: what we write must follow from what is there.
             self._read()
             book, result = change(self._book)
-            private.replace(self._file, _encode(book))
+            private.replace(self._file, encode(book))
             self.refresh()
         return result
 
@@ -334,7 +320,7 @@ class TicketRegister:
         return StorageError(f"run {self._folder.name} {what}", code=code, fix=fix)
 
 
-def _check_ticket(book: _Book, ticket_id: bytes, secret: bytes, now: float) -> TicketRow:
+def _check_ticket(book: Book, ticket_id: bytes, secret: bytes, now: float, address: str) -> TicketRow:
     row = book.tickets.get(ticket_id.hex())
     # What became of a ticket is told only to who has it.
     if not _is_right(secret, row.sha256 if row else None) or row is None:
@@ -346,6 +332,7 @@ def _check_ticket(book: _Book, ticket_id: bytes, secret: bytes, now: float) -> T
         )
     state = row.state(now)
     if state == "good":
+        _check_address(book, row, address)
         return row
     reason = {
         "expired": expired_ago(row.expires_at, now),
@@ -356,33 +343,23 @@ def _check_ticket(book: _Book, ticket_id: bytes, secret: bytes, now: float) -> T
     raise Refused(state, said.what, code=said.code, fix=said.fix)
 
 
+def _check_address(book: Book, ticket: TicketRow, address: str) -> None:
+    """Who was banned does not come again as somebody new: not by the same ticket from the same place."""
+    for node in book.nodes.values() if address else ():
+        if node.banned is not None and (node.ticket, node.address) == (ticket.id, address):
+            raise Refused(
+                "banned",
+                f"a node that came from here by this ticket is banned from the run: {node.banned}",
+                code="W5-114",
+                fix="if you are somebody else, ask who runs the coordinator for another ticket",
+            )
+
+
 def _is_right(secret: bytes, sha256: str | None) -> bool:
     """The same work whether the id is known or not."""
     known = bytes.fromhex(sha256) if sha256 is not None else _NOBODY
     return hmac.compare_digest(hashlib.sha256(secret).digest(), known)
 
 
-def _banned(book: _Book, rows: Iterable[NodeRow], reason: str) -> _Book:
-    changed = {row.id: msgspec.structs.replace(row, banned=reason) for row in rows}
-    return msgspec.structs.replace(book, nodes={**book.nodes, **changed})
-
-
 def _shortened(text: str) -> str:
     return text[:TEXT_CHARACTERS_MAX]
-
-
-def _encode(book: _Book) -> bytes:
-    return seal(msgspec.json.encode(book))[0] + b"\n"
-
-
-def _decode(data: bytes) -> _Book:
-    if not data.endswith(b"\n"):
-        raise Damaged("it is cut short")
-    content, _ = unseal(data[:-1])
-    try:
-        book = msgspec.json.decode(content, type=_Book)
-    except (msgspec.DecodeError, RecursionError):
-        raise Damaged("it makes no sense") from None
-    if book.format != FORMAT:
-        raise Damaged(f"its format is {book.format}; this w5xde reads {FORMAT}")
-    return book

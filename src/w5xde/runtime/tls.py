@@ -91,12 +91,19 @@ def _server_context(cert: Path, key: Path | None) -> ssl.SSLContext:
 # --- the node's side ------------------------------------------------------------------------------
 
 
-def client_context(certificate: bytes) -> ssl.SSLContext:
-    """Connections to whoever has the key of this certificate (DER), and to nobody else."""
+def client_context(certificate: bytes, cert: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
+    """Connections to whoever has the key of this certificate (DER), and to nobody else.
+
+    `cert` and `key` are the node's own, where the coordinator wants to see one.
+    """
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
+    # Whoever signed it does not matter: it is this one.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cadata=certificate)
+    if cert is not None:
+        _load_own(context, cert, key)
     return context
 
 
@@ -213,6 +220,13 @@ def _load_own(context: ssl.SSLContext, cert: Path, key: Path | None) -> None:
             code="W5-505",
             fix="name PEM files that belong together with --tls-cert and --tls-key",
         ) from error
+
+
+def fingerprint_of(cert: Path) -> bytes:
+    """The sha256 of the user's own certificate, which stands before those of who signed it."""
+    text = cert.read_text(encoding="ascii", errors="replace")
+    start, end = text.find(ssl.PEM_HEADER), text.find(ssl.PEM_FOOTER)
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(text[start : end + len(ssl.PEM_FOOTER)])).digest()
 
 
 def _load_authority(context: ssl.SSLContext, ca: Path) -> None:

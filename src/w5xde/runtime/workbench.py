@@ -5,6 +5,7 @@ Everything here runs where the trainer does: on the node's loop if it is quick, 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,12 +83,7 @@ class Workbench:
         begun = self._clock()
         groups = self._blueprint.groups if params.whole else self._blueprint.moving_groups
         count = self._blueprint.whole_bytes if params.whole else self._blueprint.moving_bytes
-        try:
-            pipeline = parse(params.codec)
-        except ValueError as error:
-            raise RemoteProtocolError(
-                f"parameters encoded as {params.codec!r}: {error}", code="W5-122"
-            ) from None
+        pipeline = parse(params.codec)
         # Straight into the model, where others can write it: nothing is being computed now.
         memory = self.parts.trainer.memory(count, whole=params.whole)
         raw = memory if memory is not None else bytearray(count)
@@ -98,7 +94,7 @@ class Workbench:
 
     def compute(self, work: Work, body: Body) -> Done:
         """Compute every loan that is still needed."""
-        if work.link > 0:
+        if 0 < work.link < math.inf:
             self._choice.link(work.link)
         done = Done([], [], [], 0.0, 0.0)
         begun, on_core = self._clock(), time.process_time()
@@ -128,6 +124,7 @@ class Workbench:
                 value: Any = unpacker.unpack(batch.item, batch.at)
                 if source is not None:
                     seed = batch_seed(self.parts.welcome.rules.seed, loan.epoch, batch.index)
+                    _require_indices(value, batch.samples, source.samples)
                     value = source.read_indices(value, seed)
                 batches.append((batch.index, batch.samples, value))
         except W5xdeError as error:
@@ -176,3 +173,10 @@ class Workbench:
             codec=encoded.spec,
             body_bytes=encoded.encoded_bytes,
         )
+
+
+def _require_indices(value: Any, count: int, samples: int) -> None:
+    """Refuse what does not name so many samples of our own data."""
+    is_list = isinstance(value, torch.Tensor) and value.dtype == torch.int64 and value.shape == (count,)
+    if not is_list or int(value.min()) < 0 or int(value.max()) >= samples:
+        raise RemoteProtocolError(f"a batch that does not name {count} of our samples", code="W5-120")

@@ -1,0 +1,95 @@
+"""The guest book: what nodes are called, and who may not stay or come back.
+
+A name belongs to one node while this coordinator lives: what it did wrong falls on nobody else, and is not
+forgotten because it comes by another name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Container, Iterable
+from typing import Any
+
+from w5xde.errors import StorageError
+from w5xde.runtime.book import TicketRow
+from w5xde.runtime.entry import Entry
+from w5xde.runtime.peer import Peer
+from w5xde.runtime.tickets import BANNED_MAX
+
+
+class Guests:
+    """Everybody who was here. `note` hears what a user should know, `trouble` of a register out of order."""
+
+    def __init__(
+        self,
+        entry: Entry,
+        present: Callable[[], Iterable[Peer]],
+        turn_out: Callable[[Peer, str], None],
+        note: Callable[[str, str], None],
+        trouble: Callable[[StorageError], None],
+    ) -> None:
+        self._entry = entry
+        self._present = present
+        self._turn_out = turn_out
+        self._note = note
+        self._trouble = trouble
+        # At most as many as the register lets in.
+        self._names: dict[bytes, str] = {}
+        self._owners: dict[str, bytes] = {}
+        # Nodes of the house, which no register knows.
+        self._out: dict[str, str] = {}
+
+    def name_for(self, wanted: str, node_id: bytes, taken: Container[str]) -> str:
+        """What this node is called: as it was before, or else as it wants, if nobody else is."""
+        name, number = self._names.get(node_id, wanted), 1
+        while name in taken or self._owners.get(name, node_id) != node_id:
+            number += 1
+            name = f"{wanted[:58]}-{number}"
+        if node_id:
+            self._names[node_id], self._owners[name] = name, node_id
+        return name
+
+    def ban_of_the_house(self, name: str) -> str:
+        """Why a node of our own may not come back; nothing if it may."""
+        return self._out.get(name, "")
+
+    def ban(self, name: str, reason: str) -> None:
+        """Whoever has this name may not come back, and must go if it is here."""
+        node_id = self._owners.get(name)
+        if node_id is None:
+            self._out[name] = reason
+        else:
+            self._entry.turn_out(node_id, reason).add_done_callback(self._banned)
+
+    def refresh(self, now: float) -> None:
+        """See to it that nobody stays whom `w5xde ticket` has banned meanwhile."""
+        refreshing = self._entry.refresh(now)
+        if refreshing is not None:
+            refreshing.add_done_callback(self._refreshed)
+
+    def _banned(self, done: asyncio.Future[TicketRow | None]) -> None:
+        if not self._has_worked(done):
+            return
+        ticket = done.result()
+        if ticket is not None:
+            what = f"ticket {ticket.id[:8]} is revoked: {BANNED_MAX} nodes that came by it were banned"
+            self._note("revoked", what)
+        self._part_with_banned()
+
+    def _refreshed(self, done: asyncio.Future[bool]) -> None:
+        if self._has_worked(done) and done.result():
+            self._part_with_banned()
+
+    def _has_worked(self, done: asyncio.Future[Any]) -> bool:
+        if done.cancelled():
+            return False
+        error = done.exception()
+        if isinstance(error, StorageError):
+            self._trouble(error)
+        return error is None
+
+    def _part_with_banned(self) -> None:
+        for peer in self._present():
+            reason = self._entry.ban_of(peer.node_id) if peer.node_id else None
+            if reason is not None:
+                self._turn_out(peer, f"this node is banned from the run: {reason}")

@@ -1,0 +1,302 @@
+"""A node believes its coordinator in what is to be computed, and in no number that would fill its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import w5xde
+from tests.protocol.streams import around, feed
+from tests.security.measure import KIB, MIB, peak_bytes, refusal_of
+from tests.system.harness import answering, clear_ticket
+from tests.system.jobs import job
+from w5xde.config import Settings
+from w5xde.errors import JoinError, RemoteProtocolError, W5xdeError
+from w5xde.learn.enrol import NodeParts, prepare_node
+from w5xde.learn.layout import Blueprint
+from w5xde.learn.prepare import prepare
+from w5xde.messages import Batch, Bytes, Loan, Params, TensorAt, Value, Welcome, Work
+from w5xde.protocol.wire import Decoder, Limits, encode
+from w5xde.runtime import expected
+from w5xde.runtime.expected import WELCOME_LIMITS, Expected
+from w5xde.runtime.workbench import Workbench
+
+RULES = {"mode": "sync", "seed": 0, "precision": "fp32", "threads": 1, "data": "stream"}
+BATCH = Batch(0, 2, 0, Value(1))
+LOAN = Loan(7, 0, 0, 1, 4, 8, [BATCH])
+GIB = 1024 * MIB
+
+
+@pytest.fixture(scope="module")
+def blueprint() -> Blueprint:
+    return prepare(job, Settings()).learner.flat.blueprint
+
+
+def welcome(blueprint: Blueprint, **rules: Any) -> dict[str, Any]:
+    layout = msgspec.to_builtins(blueprint.layout)
+    return {
+        "type": "welcome",
+        "run": "tuesday",
+        "incarnation": 1,
+        "name": "guest",
+        "layout": layout,
+        "rules": RULES | rules,
+    }
+
+
+def saying(*frames: bytes) -> Callable[[socket.socket], None]:
+    """A coordinator that says this, whatever it hears."""
+
+    def answer(connection: socket.socket) -> None:
+        with contextlib.suppress(ConnectionError):
+            if connection.recv(4096):
+                connection.sendall(b"".join(frames))
+                while connection.recv(4096):
+                    pass
+
+    return answer
+
+
+def joining(*frames: bytes) -> W5xdeError:
+    """What a node says that joins such a coordinator."""
+    with answering(saying(*frames)) as address, pytest.raises(W5xdeError) as told:
+        w5xde.join(clear_ticket(address), job, wait=0)
+    return told.value
+
+
+# --- what it says of the run ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"threads": 10**6},
+        {"threads": 0},
+        {"mode": "sideways"},
+        {"precision": "fp8"},
+        {"data": "everywhere"},
+        {"recording": "loudly"},
+        {"seed": -1},
+        {"seed": 2**63},
+        {"data_samples": -5},
+    ],
+    ids=str,
+)
+def test_rules_that_no_run_has_are_refused(rules: dict[str, Any], blueprint: Blueprint) -> None:
+    error = joining(around(msgspec.msgpack.encode(welcome(blueprint, **rules))))
+    assert isinstance(error, JoinError)
+    assert error.code == "W5-120"
+    assert "makes no sense" in error.what
+
+
+def test_a_role_that_nobody_knows_is_refused_by_what_it_is(blueprint: Blueprint) -> None:
+    said = welcome(blueprint)
+    said["layout"]["entries"][0][3] = "borrowed"
+    error = joining(around(msgspec.msgpack.encode(said)))
+    assert error.code == "W5-120"
+    assert "role" in error.what or "borrowed" in error.what
+
+
+def test_more_threads_than_the_machine_bears_are_refused(blueprint: Blueprint) -> None:
+    error = joining(around(msgspec.msgpack.encode(welcome(blueprint, threads=1024))))
+    assert error.code == "W5-212"
+    assert "1024 threads" in error.what
+
+
+def test_a_codec_that_nobody_knows_is_refused_before_a_model_is_built(blueprint: Blueprint) -> None:
+    said = msgspec.convert(welcome(blueprint, compress="rot13"), type=dict[str, Any])
+    error = joining(around(msgspec.msgpack.encode(said)))
+    assert error.code == "W5-122"
+    assert "rot13" in error.what
+
+
+def test_a_layout_takes_no_more_than_the_deepest_model_would() -> None:
+    entry = b"\x94\xa1w\xa7float32\x90\xa7trained"
+    count = WELCOME_LIMITS.meta_bytes_max // len(entry) - 100
+    entries = b"\xdd" + count.to_bytes(4, "big") + entry * count
+    meta = b"\x82\xa4type\xa7welcome\xa6layout\x81\xa7entries" + entries
+    refused: list[Exception | None] = []
+    peak = peak_bytes(
+        lambda: refused.append(refusal_of(lambda: feed(Decoder(WELCOME_LIMITS), memoryview(around(meta)))))
+    )
+    assert "makes no sense" in str(refused[0])
+    # Twice the message itself, and nothing of what it would become.
+    assert peak < 3 * WELCOME_LIMITS.meta_bytes_max
+
+
+def test_before_our_model_is_compared_no_other_word_is_read() -> None:
+    for message in (Work(0, [LOAN]), Params(0, whole=True)):
+        with pytest.raises(RemoteProtocolError, match="makes no sense"):
+            feed(Decoder(WELCOME_LIMITS), memoryview(encode(message)))
+    with pytest.raises(RemoteProtocolError, match="are accepted now"):
+        feed(Decoder(WELCOME_LIMITS), memoryview(encode(Work(0, [LOAN]), 2**36)))
+
+
+# --- what it sends --------------------------------------------------------------------------------
+
+
+def refused(do: Callable[[], None]) -> str:
+    with pytest.raises(RemoteProtocolError) as caught:
+        do()
+    assert caught.value.code in ("W5-120", "W5-121", "W5-122")
+    return caught.value.what
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_parameters_are_as_large_as_our_own_model(blueprint: Blueprint, whole: bool) -> None:
+    node = Expected(blueprint, GIB)
+    right = blueprint.whole_bytes if whole else blueprint.moving_bytes
+    node.take(Params(1, whole), right)
+    for wrong in (0, right - 1, right + 1, 2**36):
+        assert "our model has" in refused(lambda wrong=wrong: node.take(Params(1, whole), wrong))
+    for codec in ("lz4", "bf16", "shuffle | zstd:1"):
+        node.check_size(Params(1, whole, codec), right // 4)
+        refused(lambda codec=codec: node.check_size(Params(1, whole, codec), 2 * right + 100_000))
+    assert "rot13" in refused(lambda: node.take(Params(1, whole, "rot13"), 10))
+
+
+def test_batches_take_a_part_of_the_memory_that_there_was(blueprint: Blueprint) -> None:
+    node = Expected(blueprint, 4 * GIB)
+    node.check_size(Work(0, [LOAN]), GIB)
+    assert "takes 1073741824 at a time" in refused(lambda: node.check_size(Work(0, [LOAN]), GIB + 1))
+    assert node.limits == Limits(32 * MIB, GIB)
+    # A machine that has nothing left still takes small batches, one with much no endless description.
+    assert Expected(blueprint, 0).limits == Limits(2 * MIB, 64 * MIB)
+    assert Expected(blueprint, 2**50).limits.meta_bytes_max == 64 * MIB
+
+
+@pytest.mark.parametrize(
+    "loan",
+    [
+        Loan(7, 0, 0, 2**61, 2**61, 2**61, [BATCH]),
+        Loan(7, 0, 0, 1, 2**61, 8, [BATCH]),
+        Loan(7, 0, 1, 1, 4, 8, []),
+        Loan(7, 0, 2, 1, 4, 8, [BATCH]),
+        Loan(7, 0, 0, 2, 1, 8, [BATCH, BATCH]),
+        Loan(7, 0, 0, 2, 4, 8, [BATCH]),
+        Loan(7, 0, 0, 1, 4, 8, [BATCH, BATCH]),
+        Loan(7, 0, 0, 1, 4, 1, [BATCH]),
+        Loan(7, 0, 0, 1, 4, 0, [Batch(0, 0, 0, Value(1))]),
+        Loan(7, 0, 0, 2, 4, 8, [BATCH, Batch(1, 0, 0, Value(1))]),
+    ],
+)
+def test_work_whose_batches_are_not_those_it_names_is_refused(loan: Loan, blueprint: Blueprint) -> None:
+    node = Expected(blueprint, GIB)
+    node.take(Work(0, [LOAN]), 0)
+    assert "makes no sense" in refused(lambda: node.take(Work(0, [LOAN, loan]), 0))
+
+
+def test_what_waits_here_has_a_limit_in_number_and_in_bytes(blueprint: Blueprint) -> None:
+    node, work = Expected(blueprint, GIB), Work(0, [LOAN])
+    for _ in range(expected.WAITING_MAX):
+        node.take(work, 10)
+    assert "65 messages" in refused(lambda: node.take(work, 10))
+    node = Expected(blueprint, GIB)
+    for _ in range(10):
+        node.take(work, 256 * MIB)
+        node.take(work, 256 * MIB)
+        node.done(work, 256 * MIB)
+        node.done(work, 256 * MIB)
+    node.take(work, 256 * MIB)
+    node.take(work, 256 * MIB)
+    assert "more is sent" in refused(lambda: node.take(work, 1))
+
+
+def test_a_description_that_grows_takes_no_more_than_the_part_it_was_given(blueprint: Blueprint) -> None:
+    """The worst that we know, at a sixteenth of the size that would be accepted: it is all in proportion."""
+    limits = Expected(blueprint, 4 * GIB).limits
+    small = limits.meta_bytes_max // 16
+    for item in (b"\x92\xa1l\x90", b"\x93\xa1d\x90\x90"):
+        count = small // len(item) - 100
+        items = b"\x92\xa1l\xdd" + count.to_bytes(4, "big") + item * count
+        loan = b"\x97\x07\x00\x00\x01\x04\x08\x91\x94\x00\x02\x00" + items
+        meta = b"\x83\xa4type\xa4work\xa7version\x00\xa5loans\x91" + loan
+        heard: list[Any] = []
+        data = memoryview(around(meta))
+        peak = peak_bytes(lambda data=data, heard=heard: heard.extend(feed(Decoder(limits), data)))
+        assert isinstance(heard[0][0], Work)
+        # Beside what it becomes there is the frame itself, once or twice.
+        assert peak < small * (expected.GROWTH + 4)
+
+
+def test_too_many_loans_or_cancelled_leases_are_not_read() -> None:
+    many = msgspec.to_builtins(LOAN)
+    limits = Limits(16 * MIB, 0)
+    for said in (
+        {"type": "work", "version": 0, "loans": [many] * 1025},
+        {"type": "work", "version": 0, "loans": []},
+        {"type": "cancel", "leases": [1] * 100_000},
+    ):
+        with pytest.raises(RemoteProtocolError, match="makes no sense"):
+            feed(Decoder(limits), memoryview(around(msgspec.msgpack.encode(said))))
+
+
+def ready_to_work(blueprint: Blueprint, **rules: Any) -> tuple[NodeParts, Workbench]:
+    said = msgspec.convert(welcome(blueprint, **rules), type=Welcome)
+    parts = prepare_node(job, said, torch.device("cpu"))
+    return parts, Workbench(parts, lambda: 0.0, lambda lease: False)
+
+
+def test_indices_that_are_not_of_our_data_are_a_failure_told_and_nothing_more(blueprint: Blueprint) -> None:
+    source = prepare(job, Settings(data="local"))
+    rules = source.rules
+    _, bench = ready_to_work(
+        blueprint, data="local", data_samples=rules.data_samples, data_digest=rules.data_digest
+    )
+
+    def answer(values: torch.Tensor, item: Any = None) -> str:
+        described = item or TensorAt(str(values.dtype).removeprefix("torch."), tuple(values.shape), 0)
+        loan = Loan(7, 0, 0, 1, 4, 8, [Batch(0, 2, 0, described)])
+        body = bytearray(values.contiguous().view(torch.uint8).numpy().tobytes())
+        [given] = bench.compute(Work(0, [loan], math.inf), body).answers
+        return given.failure
+
+    assert answer(torch.tensor([0, 199])) == ""
+    for wrong in ([0, 200], [-1, 0], [0, 1, 2], [0.0, 1.0], [[0, 1]]):
+        assert "does not name 2 of our samples" in answer(torch.tensor(wrong))
+    for item in (Value("all"), Bytes(b"0"), Value(None)):
+        assert "does not name" in answer(torch.tensor([0, 1]), item)
+
+
+def test_a_node_at_work_hangs_up_on_64_gib_before_it_receives_them(
+    blueprint: Blueprint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real sockets: it says so by its code, and has not taken memory for any of it."""
+    placed: list[int] = []
+    monkeypatch.setattr(w5xde.runtime.node.Node, "_place", lambda self, message, count: placed.append(count))
+    heard = threading.Event()
+
+    def answer(connection: socket.socket) -> None:
+        with contextlib.suppress(ConnectionError):
+            if connection.recv(4096):
+                connection.sendall(around(msgspec.msgpack.encode(welcome(blueprint))))
+                while b"ready" not in connection.recv(4096):
+                    pass
+                connection.sendall(encode(Work(0, [LOAN]), 2**36) + bytes(KIB))
+                while connection.recv(4096):
+                    pass
+                heard.set()
+
+    noted: list[str] = []
+    node = w5xde.runtime.node.Node
+    lost = node._lost
+
+    def watched(self: Any, connection: Any, reason: str) -> None:
+        noted.append(f"{connection.fault} {reason}")
+        lost(self, connection, reason)
+        self.leave()
+
+    monkeypatch.setattr(node, "_lost", watched)
+    with answering(answer) as address:
+        w5xde.join(clear_ticket(address), job, wait=0)
+        assert heard.wait(10)
+    assert noted[0].startswith("W5-121 a frame of ")
+    assert placed == []
