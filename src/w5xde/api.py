@@ -33,10 +33,11 @@ if TYPE_CHECKING:
     from w5xde.learn.learner import Learner
     from w5xde.runtime.coordinator import Coordinator
     from w5xde.runtime.keeper import Keeper
-    from w5xde.runtime.node import Node, NodeReport
+    from w5xde.runtime.node import Node
     from w5xde.runtime.nursery import Nursery
     from w5xde.runtime.recorder import Recorder
     from w5xde.runtime.restore import Restored
+    from w5xde.runtime.status import NodeReport
 
 
 # Said at both ends of a run that was started with --insecure.

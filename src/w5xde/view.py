@@ -26,8 +26,8 @@ from w5xde.words import harmless
 if TYPE_CHECKING:
     from w5xde.runtime.auditing import Report
     from w5xde.runtime.coordinator import Coordinator
-    from w5xde.runtime.node import Node, NodeReport
-    from w5xde.runtime.status import RunStatus
+    from w5xde.runtime.node import Node
+    from w5xde.runtime.status import NodeReport, RunStatus
 
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 5.0

@@ -9,6 +9,7 @@ import torch
 from w5xde.errors import JoinError
 from w5xde.learn import layout as layouts
 from w5xde.learn.build import build_model, build_source
+from w5xde.learn.canary import Answer, answer
 from w5xde.learn.data import MapSource
 from w5xde.learn.device import use_threads
 from w5xde.learn.job import Job
@@ -25,6 +26,12 @@ class NodeParts:
     source: MapSource | None
     layout_digest: str
     welcome: Welcome
+    # What the canary of this connection gave, if there is one.
+    proof: Answer | None = None
+
+    def prove(self, welcome: Welcome, body: bytearray | memoryview) -> None:
+        """Compute the canary of a welcome; the first version that is loaded then must be a whole one."""
+        self.proof = answer(self.trainer, welcome.canary, body) if welcome.canary is not None else None
 
     def fits(self, welcome: Welcome) -> bool:
         """Whether these parts also serve another connection."""

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -25,6 +23,7 @@ from w5xde.learn.device import choose_device, core_count, use_threads
 from w5xde.learn.enrol import NodeParts, prepare_node
 from w5xde.learn.job import Job, describe
 from w5xde.messages import (
+    CANARY_BODY_BYTES_MAX,
     PROTOCOL_VERSION,
     Answer,
     Beat,
@@ -49,11 +48,14 @@ from w5xde.runtime.machine import host_name, machine_name
 from w5xde.runtime.passes import Pass
 from w5xde.runtime.roads import configure
 from w5xde.runtime.route import Route
+from w5xde.runtime.status import NodeReport
 from w5xde.runtime.transport import Connection, Owner
 from w5xde.runtime.workbench import Done, Workbench
 
 # A layout of a very deep model takes a few MiB; a body may be a whole model or a large batch.
 NODE_LIMITS = Limits(meta_bytes_max=64 * 1024 * 1024, body_bytes_max=2**36)
+# Before we are ready a body is a canary.
+WELCOME_LIMITS = NODE_LIMITS._replace(body_bytes_max=CANARY_BODY_BYTES_MAX)
 # Work that takes longer than this is done on a thread, so that the loop keeps beating; back on the loop only
 # what is clearly shorter, because a process that had to wait for a core once is not slow.
 INLINE_WORK_SECONDS = 0.1
@@ -62,27 +64,6 @@ INLINE_AGAIN_SECONDS = 0.02
 PARTING_SECONDS = 1.0
 # A reason must fit into a greeting's limit even if each character takes four bytes.
 REASON_CHARACTERS = 900
-
-
-@dataclass(slots=True)
-class NodeReport:
-    """What a node did, for its user."""
-
-    name: str
-    run: str = ""
-    batches: int = 0
-    rejected: int = 0
-    seconds_busy: float = 0.0
-    seconds_waiting: float = 0.0
-    seconds_network: float = 0.0
-    seconds_codec: float = 0.0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    loss: float | None = None
-    reason: str = ""
-
-    def summary(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 class Node:
@@ -112,7 +93,7 @@ class Node:
         self._buffers = Buffers()
         # Seconds of transfer of this connection that the coordinator knows of.
         self._network_told = 0.0
-        self._welcome: Welcome | None = None
+        self._welcome: tuple[Welcome, Body] | None = None
         self._refusal: W5xdeError | None = None
         self._dial_error: W5xdeError | None = None
         self._idle_since = 0.0
@@ -176,7 +157,7 @@ class Node:
                 case nd.Handle():
                     self._handle(effect.item)
                 case nd.SayReady() if self._bench is not None:
-                    self._say(Ready(self._bench.parts.layout_digest))
+                    self._say_ready(self._bench.parts)
                     self._idle_since = self._loop.time()
                     self._note("joined", f"joined {self.report.run} as {self.report.name} on {self._device}")
                 case nd.SayBeat():
@@ -210,7 +191,7 @@ class Node:
                 configure=lambda sock: configure(sock, self._settings),
                 place=self._place,
             )
-            return Connection(NODE, owner, NODE_LIMITS)
+            return Connection(NODE, owner, WELCOME_LIMITS)
 
         try:
             await self._route.dial(make)
@@ -248,6 +229,16 @@ class Node:
         if self._connection is not None:
             self._connection.send(message)
 
+    def _say_ready(self, parts: NodeParts) -> None:
+        connection, proof = self._connection, parts.proof
+        if connection is None:
+            return
+        connection.limits = NODE_LIMITS
+        if proof is None:
+            connection.send(Ready(parts.layout_digest))
+        else:
+            connection.send(Ready(parts.layout_digest, proof.seconds, connection.link), [proof.body])
+
     def _greet(self) -> None:
         self._say(
             Hello(
@@ -279,7 +270,7 @@ class Node:
                 trouble = self._pass.granted(message.credential)
                 if trouble:
                     self._note("storage", f"what lets this node come back could not be kept: {trouble}")
-                self._welcome = msgspec.structs.replace(message, credential=b"")
+                self._welcome = msgspec.structs.replace(message, credential=b""), body
                 self.report.run, self.report.name = message.run, message.name
                 self._dispatch(nd.Welcomed())
             case Refuse() if self._pass.falls_back(message.code):
@@ -299,12 +290,14 @@ class Node:
     def _check(self) -> NodeParts | W5xdeError:
         if self._welcome is None:
             raise ValueError("nothing to check against")
-        if self._bench is not None and self._bench.parts.fits(self._welcome):
-            return self._bench.parts
+        (welcome, body), bench = self._welcome, self._bench
         try:
-            return prepare_node(self._job, self._welcome, self._device)
+            is_fit = bench is not None and bench.parts.fits(welcome)
+            parts = bench.parts if bench and is_fit else prepare_node(self._job, welcome, self._device)
+            parts.prove(welcome, body)
         except W5xdeError as error:
             return error
+        return parts
 
     def _checked(self, parts: NodeParts | W5xdeError) -> None:
         if isinstance(parts, W5xdeError):

@@ -1,7 +1,8 @@
-"""How a run is doing, as plain data: what views draw and callbacks are given."""
+"""How a run and a node are doing, as plain data: what views draw and callbacks are given."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,3 +99,24 @@ class RunStatus:
             "memory_pss_bytes": self.memory_pss_bytes,
             "nodes": {node.name: node.batches for node in self.nodes},
         }
+
+
+@dataclass(slots=True)
+class NodeReport:
+    """What a node did, for its user."""
+
+    name: str
+    run: str = ""
+    batches: int = 0
+    rejected: int = 0
+    seconds_busy: float = 0.0
+    seconds_waiting: float = 0.0
+    seconds_network: float = 0.0
+    seconds_codec: float = 0.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    loss: float | None = None
+    reason: str = ""
+
+    def summary(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
