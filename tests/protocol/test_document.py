@@ -11,8 +11,9 @@ from w5xde.control.members import BEAT_SECONDS, SILENCE_SECONDS
 from w5xde.control.node import COORDINATOR_SILENCE_SECONDS
 from w5xde.messages import NODE_NAME_PATTERN, PROTOCOL_VERSION
 from w5xde.protocol.wire import GREETING_LIMITS, WIRE_VERSION
-from w5xde.runtime.node import NODE_LIMITS
+from w5xde.runtime.node import NODE_LIMITS, WELCOME_LIMITS
 from w5xde.runtime.peer import GREETING_SECONDS, SLOW_BYTES_PER_SECOND, SLOW_SECONDS, STUCK_SECONDS
+from w5xde.runtime.proving import PROVING_FACTOR, PROVING_SECONDS_MIN
 from w5xde.runtime.reception import UPDATE_META_BYTES_MAX
 from w5xde.runtime.transport import LAST_WORDS_SECONDS
 
@@ -21,9 +22,11 @@ TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="
 SENTENCES = [
     f"Version of the wire: **{WIRE_VERSION}**.",
     f"(`protocol` in `Hello`): **{PROTOCOL_VERSION}**.",
-    f"| before `Ready` | {GREETING_LIMITS.meta_bytes_max:,} | {GREETING_LIMITS.body_bytes_max} |",
+    f"| before `Ready` | {GREETING_LIMITS.meta_bytes_max:,} | {GREETING_LIMITS.body_bytes_max}; after",
     f"| after `Ready` | {UPDATE_META_BYTES_MAX:,} |",
-    f"| always | {NODE_LIMITS.meta_bytes_max:,} | {NODE_LIMITS.body_bytes_max:,} |",
+    f"| before `Ready` | {WELCOME_LIMITS.meta_bytes_max:,} | {WELCOME_LIMITS.body_bytes_max:,} |",
+    f"| after `Ready` | {NODE_LIMITS.meta_bytes_max:,} | {NODE_LIMITS.body_bytes_max:,} |",
+    f"{PROVING_FACTOR:,.0f} times what the canary took here, if longer | {PROVING_SECONDS_MIN:.0f} |",
     f"| between two beats, from `Welcome` on | {BEAT_SECONDS:.0f} |",
     f"| from a node's first packet until its greeting was accepted | {doorman.STRANGER_SECONDS:.0f} |",
     f"| silence of a node between `Welcome` and `Ready` | {GREETING_SECONDS:.0f} |",

@@ -1,4 +1,4 @@
-"""Nodes that compute something else than the coordinator, as real processes: refused before the first lease."""
+"""Nodes that compute something else than the coordinator, really joining: refused before the first lease."""
 
 from __future__ import annotations
 

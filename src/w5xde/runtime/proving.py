@@ -19,6 +19,8 @@ from w5xde.runtime.peer import Peer
 # goes on with what it was doing.
 PROVING_SECONDS_MIN = 600.0
 PROVING_FACTOR = 1000.0
+# Nobody is taken at his word to be faster or slower than the coordinator by more than this.
+GUESS_FACTOR_MAX = 64.0
 
 
 class Proving:
@@ -60,7 +62,9 @@ class Proving:
         """What a batch may take there: as much longer than here as the canary did."""
         own = self._expectation.seconds if self._expectation is not None else 0.0
         theirs = sane_seconds(ready.seconds)
-        return self._batch_seconds * theirs / own if own and theirs else None
+        if not own or not theirs:
+            return None
+        return self._batch_seconds * min(max(theirs / own, 1 / GUESS_FACTOR_MAX), GUESS_FACTOR_MAX)
 
     def complaint(self, peer: Peer, now: float, awake_since: float) -> str:
         """Why we part with somebody who is still not ready; nothing if there is time."""
