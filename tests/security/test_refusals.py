@@ -18,7 +18,7 @@ import w5xde
 from tests.security.pool import HERE, Attacked, Stranger, attacked
 from tests.system.harness import JOBS, answering, forked
 from w5xde.errors import JoinError
-from w5xde.messages import Answer, Bye, Hello, Ready, Refuse, Update, Welcome, Work
+from w5xde.messages import Answer, Beat, Bye, Hello, Ready, Refuse, Update, Welcome, Work
 from w5xde.protocol.wire import encode
 from w5xde.runtime import tls
 from w5xde.runtime.identity import RunIdentity, new_run_id
@@ -175,6 +175,8 @@ def test_who_does_not_prove_itself_is_lent_nothing(tmp_path: Path) -> None:
                 with contextlib.suppress(OSError):
                     hostile.get_ready(spoil)
                 answer = hostile.hear()
+                while isinstance(answer, Beat):
+                    answer = hostile.hear()
                 assert (answer.code if isinstance(answer, Refuse) else answer) == code
             run.wait_until_told(
                 f"hostile-{at} was refused" if code else f"hostile-{at} did not join: a frame"
