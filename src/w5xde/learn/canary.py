@@ -159,7 +159,7 @@ class Expectation:
         if excess[at] <= 1:
             return ""
         return (
-            f"the gradient of {self._names[at]} differs by {float(differences[at]):.2g} of its size"
+            f"the gradient of {self._names[at]} differs by about {float(differences[at]):.2g} of its size"
             f" ({float(self._limits[at]):.2g} may be rounding), and {self._others(excess > 1)}"
         )
 

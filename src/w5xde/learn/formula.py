@@ -17,7 +17,7 @@ from w5xde.learn.layout import DTYPES, FlatModel
 from w5xde.messages import FROZEN, TRAINED, Entry, Fill, Layout
 
 # A prime, so that no row of a weight falls into step with the table.
-_TABLE = 65537
+_TABLE = 8191
 _SEED = 4
 # Where each tensor begins in the table.
 _STRIDE = 7919
