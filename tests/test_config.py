@@ -75,6 +75,7 @@ def test_every_setting_can_be_given_through_every_door(tmp_path):
         "clip_norm": 0.5,
         "max_update_norm": "off",
         "verify": 0.0,
+        "canary": False,
         "precision": "bf16",
         "seed": 6,
         "shuffle": False,

@@ -74,6 +74,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     verify: Annotated[
         float, Meta(ge=0, le=1, description="share of the work that is computed again here, to find cheats")
     ] = 0.0
+    canary: Annotated[
+        bool, Meta(description="compare a small gradient of every node with our own before it takes part")
+    ] = True
     precision: Annotated[
         Literal["fp32", "bf16"], Meta(description="bf16: run the loss under bfloat16 autocast on the nodes")
     ] = "fp32"
@@ -243,7 +246,7 @@ _TRAINING = [
     "compress",
     "recording",
 ]
-_TRUST = ["max_update_norm", "verify"]
+_TRUST = ["max_update_norm", "verify", "canary"]
 _SOCKETS = ["road", "socket_buffer", "tcp_nodelay", "tcp_keepalive", "tcp_quickack"]
 _TLS = ["tls_cert", "tls_key", "tls_ca"]
 _ENTRANCE = ["host", "port", "advertise", "ticket_file", "insecure", "new_identity", *_TLS]

@@ -30,6 +30,8 @@ ANSWERS_MAX = 1024
 # Far more than the deepest model has.
 ENTRIES_MAX = 100_000
 Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
+# Four samples and a model's moving buffers: far more than they take.
+CANARY_BODY_BYTES_MAX = 256 * 1024 * 1024
 # An id of 8 bytes and a secret of 16 (a ticket's) or 32 (a node's own).
 Proof = Annotated[bytes, Meta(max_length=64)]
 
@@ -132,6 +134,25 @@ class Layout(Frozen, frozen=True):
         return hashlib.sha256(msgspec.msgpack.encode(self.entries)).hexdigest()
 
 
+class Fill(Frozen, frozen=True, array_like=True):
+    """How the canary fills a parameter: `clip(mean + std * noise, low, high)`."""
+
+    mean: float
+    std: float
+    low: float
+    high: float
+
+
+class Canary(Frozen, frozen=True, array_like=True):
+    """A batch to be computed before anything is lent, and the weights for it, by a formula.
+
+    `fills` has one place for each entry of the layout. In the body: the moving buffers, then the batch.
+    """
+
+    fills: list[Fill | None]
+    item: Item
+
+
 # --- greeting -----------------------------------------------------------------------------------
 
 
@@ -184,12 +205,18 @@ class Welcome(Spoken, frozen=True, tag="welcome"):
     rules: Rules
     # To come back with; said once, to a node that came by a ticket.
     credential: Proof = b""
+    # To be computed before it is lent anything.
+    canary: Canary | None = None
 
 
 class Ready(Frozen, frozen=True, tag="ready"):
-    """Node: my model and data match; lend me work."""
+    """Node: my model and data match, and this is a sketch of what the canary gave; lend me work."""
 
     layout_digest: Label
+    # What the canary took to compute.
+    seconds: float = 0.0
+    # Bytes a second at which it arrived, as far as it was measured; 0: it was too small.
+    link: float = 0.0
 
 
 class Refuse(Spoken, frozen=True, tag="refuse"):

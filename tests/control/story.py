@@ -94,7 +94,7 @@ class Teller:
         self._muted: list[str] = []
         self._applying: deque[ev.Step] = deque()
         self._words: dict[str, Callable[[list[str]], Iterator[str]]] = {
-            "join": lambda words: self._say(ev.Joined(words[0])),
+            "join": self._join,
             "leave": lambda words: self._say(ev.Left(words[0], " ".join(words[1:]))),
             "answer": self._answer,
             "fail": lambda words: self._say(ev.Failed(words[0], lease(words[1]), " ".join(words[2:]))),
@@ -130,6 +130,11 @@ class Teller:
             if isinstance(effect, ev.Step):
                 self._applying.append(effect)
             yield in_words(effect)
+
+    def _join(self, words: list[str]) -> Iterator[str]:
+        """`join a`, or `join a guess 200ms`: so long a batch may take it, by what it took to prove itself."""
+        guess = seconds(words[2]) if words[1:2] == ["guess"] else None
+        return self._say(ev.Joined(words[0], guess_seconds=guess))
 
     def _answer(self, words: list[str]) -> Iterator[str]:
         """`answer a #1`, `answer a #1 in 200ms` (a batch took so long), `answer a #1 norm 2` (so large)."""

@@ -94,6 +94,21 @@ def test_the_first_answer_says_nothing_about_the_speed(members: Members) -> None
     assert members.pool_rate == pytest.approx(2.0)
 
 
+def test_a_guess_is_an_estimate_until_the_speed_is_measured(members: Members) -> None:
+    member = members.join("a", now=0.0, guess_seconds=0.25)
+    assert members.expected_batch_seconds(member) == 0.25
+    assert members.pool_rate == pytest.approx(4.0)
+    measure(members, member, 9.0)
+    assert member.batch_seconds == 0.25
+    measure(members, member, 0.5)
+    # Replaced, and not mixed with.
+    assert member.batch_seconds == 0.5
+    assert (members.pool_rate, members.measured_count) == (pytest.approx(2.0), 1)
+    members.join("b", now=0.0, guess_seconds=1.0)
+    members.leave("b")
+    assert (members.pool_rate, members.measured_count) == (pytest.approx(2.0), 1)
+
+
 def test_an_estimate_follows_a_change(members: Members) -> None:
     member = members.join("a", now=0.0)
     measure(members, member, 1.0, 1.0, *[0.1] * 10)

@@ -48,15 +48,31 @@ class Trained:
 def welcome_of(prepared: Prepared) -> Welcome:
     """The greeting a node gets, after its journey as bytes."""
     layout = prepared.learner.flat.blueprint.layout
-    greeting = Welcome("run", 0, "node", layout, prepared.rules)
+    canary = prepared.canary.message if prepared.canary is not None else None
+    greeting = Welcome("run", 0, "node", layout, prepared.rules, canary=canary)
     return msgspec.msgpack.decode(msgspec.msgpack.encode(greeting), type=Welcome)
 
 
-class Node:
-    """One machine: its own model, and the version it holds."""
+def wrong_with(parts: NodeParts, prepared: Prepared) -> str:
+    """Let a node compute the canary; what the coordinator finds wrong with it."""
+    if prepared.canary is None:
+        raise AssertionError(f"there is no canary: {prepared.canary_trouble}")
+    parts.prove(welcome_of(prepared), bytearray(prepared.canary.body))
+    body = parts.proof.body if parts.proof is not None else b""
+    if len(body) != prepared.canary.answer_bytes:
+        raise AssertionError(f"{len(body)} bytes, and not {prepared.canary.answer_bytes}")
+    return prepared.canary.wrong_with(bytearray(body))
 
-    def __init__(self, job: Job, welcome: Welcome) -> None:
+
+class Node:
+    """One machine: its own model, and the version it holds. Before anything else it proves itself."""
+
+    def __init__(self, job: Job, prepared: Prepared) -> None:
+        welcome = welcome_of(prepared)
         self.parts: NodeParts = prepare_node(job, welcome, CPU)
+        wrong = wrong_with(self.parts, prepared)
+        if wrong:
+            raise AssertionError(f"an honest node was refused: {wrong}")
         self._version: int | None = None
 
     def compute(self, learner: Learner, source: MapSource, step: StepPlan, span: Span) -> Contribution:
@@ -104,7 +120,7 @@ def train_in_pool(job: Job, settings: Settings, *, nodes: int, seed: int) -> Tra
     """Train with this many nodes; the seed decides who computes what, in which order, and what is lost."""
     chance = random.Random(seed)
     prepared = prepare(job, settings)
-    learner, source, welcome = prepared.learner, prepared.source, welcome_of(prepared)
+    learner, source = prepared.learner, prepared.source
     plan = Plan(
         step_batches=settings.step_batches,
         epoch_limit=settings.epoch_limit,
@@ -121,7 +137,7 @@ def train_in_pool(job: Job, settings: Settings, *, nodes: int, seed: int) -> Tra
             span = leases.pop(0)
             number = chance.randrange(nodes)
             # A node joins when it is first asked, which may be in the middle of the run.
-            node = pool[number] if number in pool else pool.setdefault(number, Node(job, welcome))
+            node = pool[number] if number in pool else pool.setdefault(number, Node(job, prepared))
             contribution = node.compute(learner, source, step, span)
             if chance.random() < LOSE:
                 trained.answers["lost"] += 1

@@ -15,7 +15,7 @@ from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, Optimizer, 
 
 from tests.learn import jobs
 from tests.learn.jobs import make, mlp, settings
-from tests.learn.pool import Node, welcome_of
+from tests.learn.pool import Node
 from tests.learn.test_checkpoint_values import same
 from w5xde import Job
 from w5xde.config import Settings
@@ -38,7 +38,7 @@ class Training:
         self.learner: Learner = prepared.learner
         self._source = prepared.source
         # Really the node is another process: what it draws is not the learner's chance.
-        self._node = Node(job, welcome_of(prepared))
+        self._node = Node(job, prepared)
         if files is not None:
             restore(self.learner, files)
         plan = Plan(

@@ -14,6 +14,7 @@ from w5xde.protocol.wire import GREETING_LIMITS, WIRE_VERSION
 from w5xde.runtime import expected
 from w5xde.runtime.expected import WELCOME_LIMITS
 from w5xde.runtime.peer import GREETING_SECONDS, SLOW_BYTES_PER_SECOND, SLOW_SECONDS, STUCK_SECONDS
+from w5xde.runtime.proving import PROVING_FACTOR, PROVING_SECONDS_MIN
 from w5xde.runtime.reception import ABSENT_BYTES_MAX, ANSWER_BYTES_MAX, WORDS_BYTES_MAX
 from w5xde.runtime.transport import LAST_WORDS_SECONDS
 
@@ -22,15 +23,16 @@ TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="
 SENTENCES = [
     f"Version of the wire: **{WIRE_VERSION}**.",
     f"(`protocol` in `Hello`): **{PROTOCOL_VERSION}**.",
-    f"| before `Ready` | {GREETING_LIMITS.meta_bytes_max:,} | {GREETING_LIMITS.body_bytes_max} |",
+    f"| before `Ready` | {GREETING_LIMITS.meta_bytes_max:,} | {GREETING_LIMITS.body_bytes_max}; after",
     f"| after `Ready` | {WORDS_BYTES_MAX:,} and {ANSWER_BYTES_MAX:,} for each of those leases,",
     f"with {ABSENT_BYTES_MAX} more for each entry of the layout |",
-    f"| before `Ready` | {WELCOME_LIMITS.meta_bytes_max:,} | {WELCOME_LIMITS.body_bytes_max} |",
+    f"| before `Ready` | {WELCOME_LIMITS.meta_bytes_max:,} | {WELCOME_LIMITS.body_bytes_max:,} |",
     f"a part of {expected.MEMORY_PART} of the memory that it had when it joined, ",
     f"at least {expected.WORK_BYTES_LEAST:,} bytes",
     f"A layout has at most {ENTRIES_MAX:,} entries",
     f"at most {expected.META_BYTES_MAX:,}, and 1/{expected.GROWTH} of that part",
     f"more than {expected.WAITING_MAX} messages",
+    f"{PROVING_FACTOR:,.0f} times what the canary took here, if longer | {PROVING_SECONDS_MIN:.0f} |",
     f"| between two beats, from `Welcome` on | {BEAT_SECONDS:.0f} |",
     f"| from a node's first packet until its greeting was accepted | {doorman.STRANGER_SECONDS:.0f} |",
     f"| silence of a node between `Welcome` and `Ready` | {GREETING_SECONDS:.0f} |",

@@ -15,17 +15,32 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.protocol.streams import around
 from tests.security.measure import Broken, refusal_of, require
+from w5xde import Job
 from w5xde.compression import parse_spec
-from w5xde.errors import RemoteProtocolError
+from w5xde.errors import JoinError, RemoteProtocolError
+from w5xde.learn.canary import answer
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.codecs.receiver import CodecReceiver
-from w5xde.learn.layout import Blueprint, Group, differences
+from w5xde.learn.layout import Blueprint, FlatModel, Group, describe, differences
 from w5xde.learn.payload import unpack
-from w5xde.messages import TRAINED, Entry, Item, Layout, Message, Update, Welcome, Work
+from w5xde.learn.sketch import ROW
+from w5xde.learn.trainer import Trainer
+from w5xde.messages import (
+    TRAINED,
+    Canary,
+    Entry,
+    Item,
+    Layout,
+    Message,
+    Rules,
+    Update,
+    Welcome,
+    Work,
+)
 from w5xde.protocol.session import CHECKING, CLOSED, COORDINATOR, GREETED, NEW, NODE, WORKING, Session
 from w5xde.protocol.wire import Decoder, Frame, Limits, encode
 
@@ -119,11 +134,45 @@ def _use(message: Message) -> None:
     elif isinstance(message, Welcome):
         differences(message.layout, LAYOUT)
         differences(LAYOUT, message.layout)
+        if message.canary is not None:
+            check_canary(message.canary, bytearray(range(256)))
     elif isinstance(message, Update):
         for answer in message.answers:
             body = memoryview(bytearray(min(answer.body_bytes, 300)))
             for setting in SETTINGS:
                 refusal_of(partial(_receiver(setting).decode, answer.codec, body))
+
+
+# --- canaries -------------------------------------------------------------------------------------
+
+
+def a_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+
+
+@lru_cache(1)
+def a_trainer() -> Trainer:
+    """A node's, with two parameters of each layer and three buffers that travel."""
+    module = a_model()
+    layout = describe(module, {"1.running_mean", "1.running_var", "1.num_batches_tracked"})
+    rules = Rules(mode="sync", seed=7, precision="fp32", threads=1, data="stream")
+    cpu = torch.device("cpu")
+    job = Job(model=a_model, data=list, loss=lambda net, batch: net(batch).sum(), optimizer=torch.optim.SGD)
+    return Trainer(job, FlatModel(module, layout, cpu), rules, cpu)
+
+
+def check_canary(canary: Canary, body: bytearray) -> None:
+    """A canary gives as many numbers as the node's own model says, or is refused, or says why it fails."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            given = answer(a_trainer(), canary, body)
+        except RemoteProtocolError:
+            return
+        except JoinError as error:
+            require(error.code == "W5-212", f"refused with {error.code}: {error.what}")
+            return
+    require(given.rows.shape == (5, ROW), f"an answer of {tuple(given.rows.shape)}")
 
 
 # --- batches --------------------------------------------------------------------------------------

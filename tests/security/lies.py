@@ -21,12 +21,27 @@ import zstandard
 from tests.protocol.streams import around, head
 from tests.security import decoders, files
 from tests.security.measure import KIB, MIB, core_seconds, peak_bytes, refusal_of, require
+from w5xde.learn.canary import answer
 from w5xde.learn.checkpoint import restore
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.layout import Blueprint
 from w5xde.learn.payload import unpack
-from w5xde.messages import TRAINED, Beat, DictOf, Entry, Item, Layout, ListOf, TensorAt, Value
+from w5xde.messages import (
+    CANARY_BODY_BYTES_MAX,
+    TRAINED,
+    Beat,
+    Canary,
+    DictOf,
+    Entry,
+    Fill,
+    Item,
+    Layout,
+    ListOf,
+    TensorAt,
+    Value,
+)
 from w5xde.protocol.wire import GREETING_LIMITS, Decoder, Limits, encode
+from w5xde.runtime.expected import WELCOME_LIMITS
 
 # What a coordinator accepts of a node that works on a vector of 256 KiB.
 VECTOR = 256 * KIB
@@ -185,6 +200,42 @@ BATCHES: dict[str, Lie] = {
     "lists deeper than anybody needs": _batch(_deep(40), "nested more than"),
 }
 
+# --- canaries -------------------------------------------------------------------------------------
+
+# Two layers of two parameters, and three buffers: 12 + 12 bytes, padded, and 8, padded.
+_FILL = Fill(0.0, 1.0, -1.0, 1.0)
+_FILLS: list[Fill | None] = [_FILL] * 4 + [None] * 3
+_BUFFERS = 128
+_INPUT = TensorAt("float32", (4, 2), 0)
+
+
+def _canary(
+    reason: str, *, fills: list[Fill | None] = _FILLS, item: Item = _INPUT, length: int = _BUFFERS + 32
+) -> Lie:
+    body = bytearray(length)
+    return Lie(lambda: answer(decoders.a_trainer(), Canary(fills, item), body), reason, length + MIB)
+
+
+def _welcome(data: bytes) -> Lie:
+    return Lie(_hear(data, WELCOME_LIMITS), "are accepted now", MIB)
+
+
+CANARIES: dict[str, Lie] = {
+    "a canary for another layout": _canary("does not fit its layout", fills=_FILLS[:-1]),
+    "a canary with an entry too many": _canary("does not fit its layout", fills=[*_FILLS, None]),
+    "a canary that fills a buffer": _canary("does not fit its layout", fills=[_FILL] * 7),
+    "a canary without buffers": _canary("does not fit its layout", length=_BUFFERS - 1),
+    "a canary without its batch": _canary("beyond the end", length=_BUFFERS),
+    "a canary one byte too short": _canary("beyond the end", length=_BUFFERS + 31),
+    "a canary whose batch is there a thousand times": _canary(
+        "more than their body", item=ListOf([_INPUT] * 1000)
+    ),
+    "a canary of an unknown dtype": _canary("unknown dtype", item=TensorAt("object", (1,), 0)),
+    "a canary nested without end": _canary("nested more than", item=_deep(40)),
+    "a canary one byte too long": _welcome(head(1, CANARY_BODY_BYTES_MAX + 1)),
+    "a canary of 2^63 bytes": _welcome(head(1, 2**63)),
+}
+
 # --- vectors --------------------------------------------------------------------------------------
 
 _BLUEPRINT = Blueprint(Layout([Entry("w", "float32", (VECTOR // 4,), TRAINED)]))
@@ -323,7 +374,7 @@ FILES: dict[str, Lie] = {
     "another version of the facts": _facts(json.dumps({"version": -1}).encode()),
 }
 
-LIES: dict[str, Lie] = {**STRANGERS, **NODES, **BATCHES, **VECTORS, **FILES}
+LIES: dict[str, Lie] = {**STRANGERS, **NODES, **BATCHES, **CANARIES, **VECTORS, **FILES}
 
 
 # --- numbers --------------------------------------------------------------------------------------

@@ -8,15 +8,19 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import w5xde
+from tests.system import jobs
 from tests.system.harness import JOBS, PATIENCE_SECONDS, ended, events, forked, when_there
-from w5xde.messages import Hello, Message
+from w5xde.learn.enrol import prepare_node
+from w5xde.messages import Hello, Message, Ready, Welcome
 from w5xde.protocol.wire import Body, Decoder, Limits, encode
 from w5xde.runtime import tls
 from w5xde.runtime.tickets import TicketRegister
@@ -110,6 +114,8 @@ class Stranger:
             self.sock = (context or tls.context_to_look()).wrap_socket(self.sock)
         self._decoder = Decoder(ANSWER_LIMITS)
         self._frames: list[tuple[Message, Body]] = []
+        # What came with the last message.
+        self.body: Body = bytearray()
 
     def say(self, *messages: Message, body: bytes = b"") -> None:
         self.sock.sendall(b"".join(encode(message, len(body)) for message in messages) + body)
@@ -129,7 +135,17 @@ class Stranger:
             if not count:
                 return None
             self._frames += self._decoder.buffer_updated(count)
-        return self._frames.pop(0)[0]
+        message, self.body = self._frames.pop(0)
+        return message
+
+    def get_ready(self, spoil: Callable[[bytes], bytes] = lambda proof: proof) -> None:
+        """After a greeting: prove itself like anybody else, or not quite."""
+        welcome = self.hear()
+        assert isinstance(welcome, Welcome)
+        parts = prepare_node(jobs.job, welcome, torch.device("cpu"))
+        parts.prove(welcome, self.body)
+        assert parts.proof is not None
+        self.say(Ready(parts.layout_digest), body=spoil(bytes(parts.proof.body)))
 
     def __enter__(self) -> Stranger:
         return self

@@ -20,7 +20,7 @@ import psutil
 from tests.security.pool import HERE, Attacked, Stranger, attacked
 from tests.system.harness import forked
 from w5xde.control import doorman as limits
-from w5xde.messages import Ready, Refuse, Welcome
+from w5xde.messages import Refuse, Welcome
 from w5xde.runtime.machine import own_addresses
 
 LORIS, IDLE = 64, 500
@@ -134,9 +134,7 @@ def test_a_node_that_sends_or_takes_hardly_anything_is_cut_and_nobody_waits_for_
         run.wait_for_step(2)
         with Stranger(run) as slow:
             slow.greet(name="snail")
-            welcome = slow.hear()
-            assert isinstance(welcome, Welcome)
-            slow.say(Ready(welcome.layout.digest()))
+            slow.get_ready()
             slow.sock.sendall(b"W5\x01\x00\xff\x00\x00\x00")
             slow.sock.settimeout(0.5)
             deadline = time.monotonic() + 30

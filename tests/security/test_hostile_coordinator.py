@@ -107,7 +107,7 @@ def test_a_role_that_nobody_knows_is_refused_by_what_it_is(blueprint: Blueprint)
 
 def test_more_threads_than_the_machine_bears_are_refused(blueprint: Blueprint) -> None:
     error = joining(around(msgspec.msgpack.encode(welcome(blueprint, threads=1024))))
-    assert error.code == "W5-212"
+    assert error.code == "W5-213"
     assert "1024 threads" in error.what
 
 

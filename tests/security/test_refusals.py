@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.security.pool import HERE, Attacked, Stranger, attacked
 from tests.system.harness import JOBS, answering, forked
 from w5xde.errors import JoinError
 from w5xde.learn.layout import Blueprint
-from w5xde.messages import Answer, Bye, Hello, Ready, Refuse, Update, Welcome, Work
+from w5xde.messages import Answer, Beat, Bye, Hello, Ready, Refuse, Update, Welcome, Work
 from w5xde.protocol.wire import encode
 from w5xde.runtime import tls
 from w5xde.runtime.identity import RunIdentity, new_run_id
@@ -140,9 +141,7 @@ def test_who_came_in_cannot_speak_for_others(tmp_path: Path) -> None:
         for name, lease in [("early", 1), ("foreign", None), ("absent", 0), ("of the last life", 2**40 + 1)]:
             with Stranger(run) as hostile:
                 hostile.greet(name=name.replace(" ", "-"))
-                welcome = hostile.hear()
-                assert isinstance(welcome, Welcome)
-                hostile.say(Ready(welcome.layout.digest()))
+                hostile.get_ready()
                 given: Any = None
                 while name != "early" and not isinstance(given, Work):
                     given = hostile.hear()
@@ -160,6 +159,36 @@ def test_who_came_in_cannot_speak_for_others(tmp_path: Path) -> None:
         run.wait_until_told("of-the-last-life left")
         result = run.stop_and_compare(tmp_path)
         assert [node["name"] for node in result["nodes"] if node["batches"]] == ["local-1"]
+
+
+SPOILED: list[tuple[Callable[[bytes], bytes], str | None]] = [
+    (lambda proof: b"", "W5-120"),
+    (lambda proof: proof[:-8], "W5-120"),
+    (lambda proof: bytes(len(proof)), "W5-212"),
+    (lambda proof: b"\xff" * len(proof), "W5-212"),
+    (lambda proof: proof[136:] + proof[:136], "W5-212"),
+    # What is longer than it can be is not even read.
+    (lambda proof: proof + bytes(8), None),
+    (lambda proof: bytes(1 << 20), None),
+]
+
+
+def test_who_does_not_prove_itself_is_lent_nothing(tmp_path: Path) -> None:
+    with attacked(tmp_path) as run:
+        for at, (spoil, code) in enumerate(SPOILED):
+            with Stranger(run) as hostile:
+                hostile.greet(name=f"hostile-{at}")
+                with contextlib.suppress(OSError):
+                    hostile.get_ready(spoil)
+                answer = hostile.hear()
+                while isinstance(answer, Beat):
+                    answer = hostile.hear()
+                assert (answer.code if isinstance(answer, Refuse) else answer) == code
+            run.wait_until_told(
+                f"hostile-{at} was refused" if code else f"hostile-{at} did not join: a frame"
+            )
+        result = run.stop_and_compare(tmp_path)
+        assert [node["name"] for node in result["nodes"]] == ["local-1"]
 
 
 def test_an_answer_that_is_said_twice_counts_once(tmp_path: Path) -> None:

@@ -179,7 +179,12 @@ class Desk:
         if line.is_open_at_desk:
             line.is_ready = True
             slots = self._scenario.slots
-            self.tell(ev.Joined(line.name, "shared" if slots else "", slots))
+            guess: float | None = line.machine.batch_seconds
+            if self._scenario.faults:
+                # What it seemed to take when it proved itself may be anything.
+                chance = random.Random(f"{self._scenario.seed} guess {line.name}")
+                guess = chance.choice((None, 1e-6, guess, 100.0))
+            self.tell(ev.Joined(line.name, "shared" if slots else "", slots, guess))
 
     def beaten(self, line: Line) -> None:
         if line.is_open_at_desk and line.is_ready:

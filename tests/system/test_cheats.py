@@ -33,7 +33,8 @@ class Lies:
         self._is_liar: bool | None = None
 
     def __call__(self, net: nn.Module, batch: Any) -> Tensor:
-        if os.getpid() == _OURS:
+        # Who lies computes the canary well, which is smaller than any batch.
+        if os.getpid() == _OURS or len(batch[0]) < SETTINGS["batch_size"]:
             return jobs.loss(net, batch)
         if self._is_liar is None:
             self._is_liar = self._becomes_liar()

@@ -53,7 +53,7 @@ LIMITS = Limits(meta_bytes_max=2**26, body_bytes_max=2**36)
 class Captured:
     """Gradients of real batches, in the bytes that travel, and what they took and lost."""
 
-    def __init__(self, welcome: Welcome) -> None:
+    def __init__(self, welcome: Welcome, body: Body) -> None:
         parts = prepare_node(jobs.seed, welcome, torch.device("cpu"))
         self.layout_digest = parts.layout_digest
         self._given: deque[tuple[bytes, float]] = deque()
@@ -61,6 +61,10 @@ class Captured:
             samples = len(batch[0])
             outcome = parts.trainer.compute(Task(0, Span(0, 1), 1, samples, [(index, samples, batch)]))
             self._given.append((outcome.vector.raw.numpy().tobytes(), outcome.loss_sum / samples))
+
+        # Once for all: everybody is given the same canary.
+        parts.prove(welcome, body)
+        self.proof = [parts.proof.body] if parts.proof is not None else []
 
     def next(self) -> tuple[bytes, float]:
         """A vector and its loss."""
@@ -113,8 +117,8 @@ class Crowd:
             elif isinstance(message, Work):
                 self._answer(connection, message)
             elif isinstance(message, Welcome):
-                self._captured = self._captured or Captured(message)
-                connection.send(Ready(self._captured.layout_digest))
+                self._captured = self._captured or Captured(message, body)
+                connection.send(Ready(self._captured.layout_digest), self._captured.proof)
                 ready.set()
             elif isinstance(message, Rejected):
                 self.rejected += 1

@@ -108,7 +108,7 @@ class CoordinatorCore:
     # --- who is here ------------------------------------------------------------------------------
 
     def _joined(self, event: ev.Joined, now: float) -> list[ev.Effect]:
-        member = self.members.join(event.node, now, event.machine, event.slots)
+        member = self.members.join(event.node, now, event.machine, event.slots, event.guess_seconds)
         self._verification.joined(event.node)
         self._judge.joined(event.node)
         return [ev.Note("joined", f"{event.node} joined", {"node": event.node}), *self._lend([member], now)]

@@ -20,11 +20,15 @@ from w5xde.tree import Span
 
 @dataclass(slots=True)
 class Joined:
-    """A node passed every check and may be lent work. Of those on one machine, `slots` can run at once."""
+    """A node passed every check and may be lent work. Of those on one machine, `slots` can run at once.
+
+    `guess_seconds` is what a batch may take it, by what it took to prove itself.
+    """
 
     node: str
     machine: str = ""
     slots: int = 1
+    guess_seconds: float | None = None
 
 
 @dataclass(slots=True)

@@ -32,8 +32,9 @@ class Member:
     # When that ends at the latest if it is lent nothing; None until somebody looks.
     turn_ends: float | None = None
     lent_batches: int = 0
-    # Seconds a batch takes there, transfer included; None until it is known.
+    # Seconds a batch takes there, transfer included; None until it is known, or at first only guessed.
     batch_seconds: float | None = None
+    is_guessed: bool = False
     # Of these, what the node itself computes: what remains when everything else goes fast.
     compute_seconds: float | None = None
     answers: int = 0
@@ -77,7 +78,9 @@ class Members:
     def get(self, name: str) -> Member | None:
         return self._members.get(name)
 
-    def join(self, name: str, now: float, machine: str = "", slots: int = 1) -> Member:
+    def join(
+        self, name: str, now: float, machine: str = "", slots: int = 1, guess_seconds: float | None = None
+    ) -> Member:
         """Take a node in; without the name of its machine it counts as one of its own."""
         if name in self._members:
             raise ValueError(f"{name} is here already")
@@ -87,6 +90,10 @@ class Members:
         place = self._machines.setdefault(machine or f"\0{name}", Machine(machine or f"\0{name}", slots))
         member = Member(name, heard_at=now, machine=place, free_at=now, idle_since=now)
         self._members[name] = member
+        if guess_seconds is not None:
+            member.batch_seconds, member.is_guessed = guess_seconds, True
+            self.pool_rate += member.rate
+            self.measured_count += 1
         self.parallel -= place.parallel
         place.join(member)
         self.parallel += place.parallel
@@ -160,9 +167,9 @@ class Members:
         known_computed = computed if member.compute_seconds is None else member.compute_seconds
         member.compute_seconds = known_computed + _NEWEST * (computed - known_computed)
         before, known = member.rate, member.batch_seconds
-        if known is None:
-            member.batch_seconds = batch_seconds
-            self.measured_count += 1
+        if known is None or member.is_guessed:
+            member.batch_seconds, member.is_guessed = batch_seconds, False
+            self.measured_count += known is None
         else:
             is_another = not known / 2 < batch_seconds < known * 2
             member.batch_seconds = known + (_NEWEST_IF_ANOTHER if is_another else _NEWEST) * (

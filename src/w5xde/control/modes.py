@@ -214,7 +214,8 @@ class Sync(Mode):
     @staticmethod
     def _fair_share(member: Member, together: float, now: float) -> int:
         """A power of two of batches: what the member can take if all are done `together`, in seconds."""
-        if not member.batch_seconds:
+        # By a guess nobody is lent much: whoever came first would take a whole step, and the others wait.
+        if not member.batch_seconds or member.is_guessed:
             return 1
         share = int((together - max(0.0, member.free_at - now)) * member.rate * SHARE_SLACK)
         share = max(share, int(LEASE_SECONDS_MIN / member.batch_seconds), 1)
@@ -224,7 +225,8 @@ class Sync(Mode):
         """Whether the member would be done with one more batch before the others were done with all."""
         mine = self.members.expected_batch_seconds(member)
         pool_rate = sum(other.rate for other in working)
-        if work.failures or mine * pool_rate <= SLOW_FACTOR * len(working):
+        # A guess is no reason to leave anybody out.
+        if member.is_guessed or work.failures or mine * pool_rate <= SLOW_FACTOR * len(working):
             return True
         others_rate = pool_rate - member.rate
         if others_rate <= 0:

@@ -95,6 +95,17 @@ JOB = [
     ),
     Explanation(
         "W5-212",
+        "a first small batch gives other gradients on this node than on the coordinator",
+        "before a node is lent anything it computes four samples on weights that both sides make by one"
+        " formula. What it gave differs by more than rounding, most in the layer that is named: the job file"
+        " is another one there (a layer, an activation, the loss), it computes in another precision, or the"
+        " device or its driver computes wrongly.",
+        "use the coordinator's job file and versions of torch; compare with --device cpu on the same machine."
+        " If you know that the difference is right, let the coordinator do without: --no-canary.",
+        "w5xde doctor\nw5xde join @ticket train.py --device cpu",
+    ),
+    Explanation(
+        "W5-213",
         "the run asks for far more threads than this machine has cores",
         "every node of a run computes with the same number of torch threads, because bits depend on it. This"
         " machine would be drowned in them, so it does not take part.",

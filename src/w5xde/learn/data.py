@@ -55,6 +55,10 @@ class MapSource:
     def read(self, epoch: int, batch: int) -> Any:
         return self.read_indices(self.indices(epoch, batch), batch_seed(self._seed, epoch, batch))
 
+    def first(self, samples: int) -> Any:
+        """The first samples of the first epoch, as one batch."""
+        return self.read_indices(self.indices(0, 0)[:samples], batch_seed(self._seed, 0, 0))
+
     def read_indices(self, indices: torch.Tensor, seed: int) -> Any:
         """The batch of these samples, read under this seed."""
         dataset = self.dataset
@@ -103,6 +107,12 @@ class StreamSource:
         self._batch_size = batch_size
         self._seed = seed
         self.draws = True
+
+    def first(self, samples: int) -> Any:
+        """The first samples of the first epoch, as one batch."""
+        few = min(samples, self._batch_size)
+        _, batch = next(StreamSource(self._dataset, batch_size=few, seed=self._seed).epoch(0))
+        return batch
 
     def epoch(self, epoch: int) -> Iterator[tuple[int, Any]]:
         """`(samples, batch)` for each batch of an epoch."""

@@ -39,6 +39,26 @@ def threads(count: int) -> Iterator[None]:
         use_threads(before)
 
 
+@contextlib.contextmanager
+def exact_products(device: torch.device) -> Iterator[None]:
+    """Let a GPU multiply float32 as float32 here: its convolutions usually keep ten bits of them (TF32)."""
+    places: tuple[Any, ...] = ()
+    if device.type == "cuda":
+        places = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    try:
+        before = [place.allow_tf32 for place in places]
+    except RuntimeError:
+        # The job has set torch's newer switches, and then the older ones cannot be read: its will be done.
+        places, before = (), []
+    for place in places:
+        place.allow_tf32 = False
+    try:
+        yield
+    finally:
+        for place, was in zip(places, before, strict=True):
+            place.allow_tf32 = was
+
+
 def choose_device(wanted: str) -> torch.device:
     """The device to compute on: the one asked for, or the best there is. Starts no driver."""
     if wanted == "auto":

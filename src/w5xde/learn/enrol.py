@@ -10,6 +10,7 @@ from w5xde.compression import AUTO, AUTO_LOSSY
 from w5xde.errors import JoinError, RemoteProtocolError
 from w5xde.learn import layout as layouts
 from w5xde.learn.build import build_model, build_source
+from w5xde.learn.canary import Answer, answer
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.data import MapSource
 from w5xde.learn.device import core_count, use_threads
@@ -30,6 +31,12 @@ class NodeParts:
     source: MapSource | None
     layout_digest: str
     welcome: Welcome
+    # What the canary of this connection gave, if there is one.
+    proof: Answer | None = None
+
+    def prove(self, welcome: Welcome, body: bytearray | memoryview) -> None:
+        """Compute the canary of a welcome; the first version that is loaded then must be a whole one."""
+        self.proof = answer(self.trainer, welcome.canary, body) if welcome.canary is not None else None
 
     def fits(self, welcome: Welcome) -> bool:
         """Whether these parts also serve another connection."""
@@ -65,7 +72,7 @@ def _require_sane(rules: Rules) -> None:
         raise JoinError(
             f"the run computes with {rules.threads} threads in each node, and this machine has"
             f" {core_count()} cores",
-            code="W5-212",
+            code="W5-213",
             fix="start the run with fewer --threads, or join with a larger machine",
         )
     if rules.compress not in (AUTO, AUTO_LOSSY):

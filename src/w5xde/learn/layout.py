@@ -63,6 +63,9 @@ class Blueprint:
             for name in dict.fromkeys(layout.entries[i].dtype for i in members):
                 chosen = tuple(i for i in members if layout.entries[i].dtype == name)
                 at = self._place(role, DTYPES[name], chosen, at)
+            if role == TRAINED:
+                # Where the moving buffers begin.
+                self.trained_bytes = at
             if role == MOVING:
                 self.moving_bytes = at
         self.whole_bytes = at
@@ -317,6 +320,14 @@ class FlatModel:
             raise ValueError(f"{len(raw)} bytes of parameters where {count} were expected")
         if count and not in_place:
             self.state[:count].copy_(torch.frombuffer(raw, dtype=torch.uint8))
+        self.reclaim()
+
+    def place(self, entry: int) -> Tensor:
+        """Where an entry lies in the state; whoever writes there says `reclaim` afterwards."""
+        return self._places[entry][1]
+
+    def reclaim(self) -> None:
+        """Let every parameter and buffer be its place in the state again."""
         for tensor, view, place in self._places:
             # Code that gives a parameter other memory (an LSTM's flatten_parameters on a GPU does) would
             # otherwise train on with old weights, and nobody would notice.

@@ -15,14 +15,15 @@ from w5xde.config import Settings
 from w5xde.errors import JobError
 from w5xde.learn import layout as layouts
 from w5xde.learn.build import another, build_model, build_source, call
+from w5xde.learn.canary import Expectation, Unprovable
 from w5xde.learn.data import MapSource, Source
 from w5xde.learn.job import Job, describe
 from w5xde.learn.layout import FlatModel
 from w5xde.learn.lean import leave_the_compiler_out
 from w5xde.learn.learner import Learner
 from w5xde.learn.trainer import Trainer
-from w5xde.learn.trial import refuse_unsavable, try_first_batch
-from w5xde.messages import Rules
+from w5xde.learn.trial import Trial, refuse_unsavable, try_first_batch
+from w5xde.messages import TRAINED, Rules
 
 
 class ModelParameters(list[nn.Parameter]):
@@ -53,8 +54,12 @@ class Prepared:
     make_trainer: Callable[[], Trainer]
     # Whether the loss draws from torch's generator: other kinds of devices draw other numbers.
     draws_torch: bool
-    # How long the first batch took to read, which decides where batches are read.
+    # How long the first batch took to read, which decides where batches are read; and to compute.
     read_seconds: float
+    batch_seconds: float
+    # What nodes compute before they are lent anything; or why there is no such thing, if that is news.
+    canary: Expectation | None
+    canary_trouble: str
 
 
 def prepare(job: Job, settings: Settings) -> Prepared:
@@ -70,8 +75,15 @@ def prepare(job: Job, settings: Settings) -> Prepared:
     # What no batch could make right (lazy, sparse, nothing to train) is told before the first one runs.
     refuse_unsavable(layouts.describe(module, set()))
     trial = try_first_batch(job, another(job, module, settings.seed), source, settings)
-    moving = layouts.moving_buffers(module, trial.changed)
-    flat = FlatModel(module, layouts.describe(module, moving))
+    layout = layouts.describe(module, layouts.moving_buffers(module, trial.changed))
+    rules = _rules(settings, source, trial)
+    canary, trouble = None, ""
+    if settings.canary:
+        # Before there is anything else of the model's size.
+        copy = FlatModel(another(job, module, settings.seed), layout)
+        canary, trouble = _expect(job, copy, rules, source, trial)
+        del copy
+    flat = FlatModel(module, layout)
     leave_the_compiler_out()
     optimizer = _build_optimizer(job, module)
     scheduler = _build_scheduler(job, optimizer)
@@ -83,7 +95,23 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         cpu = torch.device("cpu")
         return Trainer(job, FlatModel(copy_model(), flat.blueprint.layout, cpu), rules, cpu)
 
-    rules = Rules(
+    return Prepared(
+        learner=Learner(flat, optimizer, scheduler, settings.clip_norm),
+        source=source,
+        rules=rules,
+        evaluate=_build_evaluate(job, copy_model),
+        copy_model=copy_model,
+        make_trainer=make_trainer,
+        draws_torch=trial.draws_torch,
+        read_seconds=trial.read_seconds,
+        batch_seconds=trial.batch_seconds,
+        canary=canary,
+        canary_trouble=trouble,
+    )
+
+
+def _rules(settings: Settings, source: Source, trial: Trial) -> Rules:
+    return Rules(
         mode=settings.mode,
         seed=settings.seed,
         precision=settings.precision,
@@ -98,16 +126,19 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         if settings.data == "local" and isinstance(source, MapSource)
         else "",
     )
-    return Prepared(
-        learner=Learner(flat, optimizer, scheduler, settings.clip_norm),
-        source=source,
-        rules=rules,
-        evaluate=_build_evaluate(job, copy_model),
-        copy_model=copy_model,
-        make_trainer=make_trainer,
-        draws_torch=trial.draws_torch,
-        read_seconds=trial.read_seconds,
-    )
+
+
+def _expect(
+    job: Job, flat: FlatModel, rules: Rules, source: Source, trial: Trial
+) -> tuple[Expectation | None, str]:
+    """The canary, computed on a model that is of no use afterwards; or why this job has none."""
+    trainer = Trainer(job, flat, rules, torch.device("cpu"))
+    dtypes = {entry.dtype for entry in flat.blueprint.layout.entries if entry.role == TRAINED}
+    is_coarse = rules.precision == "bf16" or not dtypes.isdisjoint({"bfloat16", "float16"})
+    try:
+        return Expectation(trainer, flat, source, draws=trial.draws_torch, is_coarse=is_coarse), ""
+    except Unprovable as error:
+        return None, str(error)
 
 
 def _build_optimizer(job: Job, module: nn.Module) -> Optimizer:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.random  # numpy loads it when it is first used: in each node for itself, if not here for all
@@ -39,6 +40,19 @@ def torch_seeder(device: torch.device) -> Callable[[int], None]:
         getattr(torch, device.type).manual_seed(seed)
 
     return seed_cpu if device.type == "cpu" else seed_both
+
+
+@contextlib.contextmanager
+def as_before() -> Iterator[None]:
+    """Whatever is drawn here, the CPU's global generators go on afterwards as if nothing had been."""
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    numpy_state = np.random.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 class DrawnFrom:

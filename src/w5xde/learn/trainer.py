@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,10 @@ class Trainer:
         return rules.recording == "auto" and self._on_cpu and not draws and not changes
 
     @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
     def blueprint(self) -> Blueprint:
         return self._flat.blueprint
 
@@ -112,6 +116,25 @@ class Trainer:
                 for task in tasks
                 for index, samples, value in task.batches
             )
+
+    def fill(self, write: Callable[[FlatModel], None]) -> None:
+        """Let the parameters and buffers be what somebody writes there, until a whole version is loaded."""
+        write(self._flat)
+        self._flat.reclaim()
+        self._buffers.remember(whole=True)
+
+    def gradients(self, batch: Any, key: Key) -> list[Tensor | None]:
+        """The gradients of one batch, as torch leaves them at the parameters, and nothing changed by it."""
+        self._seed(key)
+        try:
+            self._backward(to_device(batch, self._device), 1.0)
+            return [parameter.grad for parameter in self._parameters]
+        except (Exception, SystemExit) as error:
+            raise BatchFailed(describe(error)) from error
+        finally:
+            self._buffers.undo()
+            for parameter in self._parameters:
+                parameter.grad = None
 
     def compute(self, task: Task) -> Outcome:
         """The weighted sum of the gradients of a task's batches."""

@@ -35,6 +35,8 @@ class Trial:
     draws_numpy: bool
     draws_torch: bool
     read_seconds: float
+    # And to compute, when everything was warm, if that is known.
+    batch_seconds: float
 
 
 def try_first_batch(job: Job, module: nn.Module, source: Source, settings: Settings) -> Trial:
@@ -50,15 +52,19 @@ def try_first_batch(job: Job, module: nn.Module, source: Source, settings: Setti
     buffers = {name: _Kept(buffer) for name, buffer in module.named_buffers()}
     seed_everything(seed)
     drawn = DrawnFrom()
+    started = time.perf_counter()
     loss = _first_loss(job, module, sent(), settings.precision)
+    batch_seconds = time.perf_counter() - started
     draws_python, draws_numpy, draws_torch = drawn.python, drawn.numpy, drawn.torch
     _check_gradients(module)
     _check_parameters(module, parameters)
     changed = _changed_buffers(module, buffers)
     if settings.mode == "sync":
         seed_everything(seed)
+        started = time.perf_counter()
         _check_repeatable(loss, _first_loss(job, module, sent(), settings.precision))
-    return Trial(changed, draws_python, draws_numpy, draws_torch, read_seconds)
+        batch_seconds = time.perf_counter() - started
+    return Trial(changed, draws_python, draws_numpy, draws_torch, read_seconds, batch_seconds)
 
 
 def _check_repeatable(first: float, second: float) -> None:

@@ -47,7 +47,7 @@ TABLE: dict[tuple[str, str], dict[type, str]] = {
         Bye: CLOSED,
     },
 }
-WITH_BODY = (Params, Work, Update)
+WITH_BODY = (Welcome, Ready, Params, Work, Update)
 
 
 class Session:

@@ -24,6 +24,7 @@ from w5xde.learn.prepare import Prepared
 from w5xde.runtime.door import Door, places_of
 from w5xde.runtime.entry import Entry
 from w5xde.runtime.keeper import Keeper
+from w5xde.runtime.proving import Proving
 from w5xde.runtime.reception import Host, Reception
 from w5xde.runtime.recorder import Recorder
 from w5xde.runtime.restore import Restored
@@ -109,6 +110,7 @@ def open_reception(
         vector_bytes_max=receiver.body_bytes_max,
         configure=lambda sock: configure(sock, settings),
         entry=Entry(recorder.folder, recorder.facts["id"], settings),
+        proving=Proving(prepared),
     )
 
 
@@ -178,8 +180,12 @@ def words_for(error: BaseException) -> str:
     return str(error) if isinstance(error, Spoiled) else describe(error)
 
 
-def words_of(restored: Restored | None, core: CoordinatorCore, life: int) -> Iterator[tuple[str, str]]:
-    """What a user should know of a run that goes on: (kind, sentence)."""
+def words_of(
+    prepared: Prepared, restored: Restored | None, core: CoordinatorCore, life: int
+) -> Iterator[tuple[str, str]]:
+    """What a user should know of a run that begins or goes on: (kind, sentence)."""
+    if prepared.canary_trouble:
+        yield "no canary", f"what nodes compute cannot be tried before they join: {prepared.canary_trouble}"
     if restored is None:
         return
     for damage in restored.damaged:

@@ -115,7 +115,7 @@ class Coordinator:
             host, port = door.address
             self._recorder.manifest({"port": port})
             begin.open_ledger(self._keeper, self._recorder, self._settings, self._core, self._restored)
-            for kind, text in begin.words_of(self._restored, self._core, self._keeper.life):
+            for kind, text in begin.words_of(self._prepared, self._restored, self._core, self._keeper.life):
                 self._say(kind, text)
             self.address = f"{host}:{port}"
             self._loader.start(
@@ -282,7 +282,8 @@ class Coordinator:
     def joined(self, peer: Peer) -> None:
         meter = self.meters.node(peer.name)
         meter.device, meter.state = peer.device, "working"
-        self.dispatch(ev.Joined(peer.name, peer.machine, peer.cores // self._settings.threads))
+        slots = peer.cores // self._settings.threads
+        self.dispatch(ev.Joined(peer.name, peer.machine, slots, peer.guess_seconds))
         self._audience.tell(lambda callback: callback.on_node_join(self.status(), peer.name))
 
     def heard_from(self, peer: Peer) -> None:

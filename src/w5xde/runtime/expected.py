@@ -10,12 +10,12 @@ from w5xde.compression import NONE
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.layout import Blueprint
-from w5xde.messages import Loan, Message, Params, Work
+from w5xde.messages import CANARY_BODY_BYTES_MAX, Loan, Message, Params, Work
 from w5xde.protocol.wire import Limits
 
 _MIB = 1024 * 1024
-# A layout of the deepest model. Nothing else is read before our own model is compared with it.
-WELCOME_LIMITS = Limits(meta_bytes_max=16 * _MIB, body_bytes_max=0, words="welcome")
+# A layout of the deepest model, and a canary. Nothing else is read before our own model is compared with it.
+WELCOME_LIMITS = Limits(meta_bytes_max=16 * _MIB, body_bytes_max=CANARY_BODY_BYTES_MAX, words="welcome")
 # Batches that are sent at a time take at most this part of the memory that there was, those that wait twice
 # that; but no machine is so busy that it has not the least.
 MEMORY_PART = 0.25

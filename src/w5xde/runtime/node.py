@@ -92,7 +92,7 @@ class Node:
         self._expected: Expected | None = None
         # Seconds of transfer of this connection that the coordinator knows of.
         self._network_told = 0.0
-        self._welcome: Welcome | None = None
+        self._welcome: tuple[Welcome, Body] | None = None
         self._refusal: W5xdeError | None = None
         self._dial_error: W5xdeError | None = None
         self._idle_since = 0.0
@@ -156,7 +156,7 @@ class Node:
                 case nd.Handle():
                     self._handle(effect.item)
                 case nd.SayReady() if self._bench is not None:
-                    self._say(Ready(self._bench.parts.layout_digest))
+                    self._say_ready(self._bench.parts)
                     self._idle_since = self._loop.time()
                     self._note("joined", f"joined {self.report.run} as {self.report.name} on {self._device}")
                 case nd.SayBeat():
@@ -236,6 +236,15 @@ class Node:
         if self._connection is not None:
             self._connection.send(message)
 
+    def _say_ready(self, parts: NodeParts) -> None:
+        connection, proof = self._connection, parts.proof
+        if connection is None:
+            return
+        if proof is None:
+            connection.send(Ready(parts.layout_digest))
+        else:
+            connection.send(Ready(parts.layout_digest, proof.seconds, connection.link), [proof.body])
+
     def _greet(self) -> None:
         self._say(
             Hello(
@@ -267,7 +276,7 @@ class Node:
                 trouble = self._pass.granted(message.credential)
                 if trouble:
                     self._note("storage", f"what lets this node come back could not be kept: {trouble}")
-                self._welcome = msgspec.structs.replace(message, credential=b"")
+                self._welcome = msgspec.structs.replace(message, credential=b""), body
                 self.report.run, self.report.name = message.run, message.name
                 self._dispatch(nd.Welcomed())
             case Refuse() if self._pass.falls_back(message.code):
@@ -287,12 +296,14 @@ class Node:
     def _check(self) -> NodeParts | W5xdeError:
         if self._welcome is None:
             raise ValueError("nothing to check against")
-        if self._bench is not None and self._bench.parts.fits(self._welcome):
-            return self._bench.parts
+        (welcome, body), bench = self._welcome, self._bench
         try:
-            return prepare_node(self._job, self._welcome, self._device)
+            is_fit = bench is not None and bench.parts.fits(welcome)
+            parts = bench.parts if bench and is_fit else prepare_node(self._job, welcome, self._device)
+            parts.prove(welcome, body)
         except W5xdeError as error:
             return error
+        return parts
 
     def _checked(self, parts: NodeParts | W5xdeError) -> None:
         if isinstance(parts, W5xdeError):

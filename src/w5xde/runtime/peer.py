@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from w5xde.control.choice import CodecChoice
@@ -48,7 +49,10 @@ class Peer:
     device: str = ""
     machine: str = ""
     cores: int = 0
+    welcomed_at: float = 0.0
     is_ready: bool = False
+    # What a batch may take it, by what it took to prove itself.
+    guess_seconds: float | None = None
     is_gone: bool = False
     # The version it was last sent, and the newest that is on its way to it.
     version: int = -1
@@ -91,3 +95,12 @@ class Peer:
             self.frame_seen = began, now, received
             return received - seen[2] < SLOW_BYTES_PER_SECOND * (now - seen[1])
         return False
+
+
+def free_name(wanted: str, taken: Container[str]) -> str:
+    """The name that was asked for, with a number if it is taken."""
+    name, number = wanted, 1
+    while name in taken:
+        number += 1
+        name = f"{wanted[:58]}-{number}"
+    return name

@@ -37,6 +37,7 @@ from w5xde.runtime.gate import Gate
 from w5xde.runtime.guests import Guests
 from w5xde.runtime.memory import available_bytes
 from w5xde.runtime.peer import Peer, Watch
+from w5xde.runtime.proving import Proving
 from w5xde.runtime.tickets import Refused
 from w5xde.runtime.transport import Connection, Owner
 
@@ -83,6 +84,7 @@ class Reception:
         vector_bytes_max: int,
         configure: Callable[[Any], None],
         entry: Entry,
+        proving: Proving,
     ) -> None:
         self.entry = entry
         self.doorman = Doorman()
@@ -90,8 +92,8 @@ class Reception:
         self._run = run
         self._incarnation = incarnation
         self._layout = layout
-        self._layout_digest = layout.digest()
         self._rules = rules
+        self._proving = proving
         self._vector_bytes_max = vector_bytes_max
         self._configure = configure
         self._buffers = Buffers()
@@ -201,7 +203,9 @@ class Reception:
             self._host.note("turned away", f"{address} was turned away: {reason}", address)
 
     def _admit(self, connection: Connection, message: Message, body_bytes: int) -> bool:
-        place = self._host.place_of(message) if isinstance(message, Update) else ()
+        if not isinstance(message, Update):
+            return True
+        place = self._host.place_of(message)
         return self._gate.ask(connection, place, body_bytes, asyncio.get_running_loop().time())
 
     def tick(self, now: float) -> None:
@@ -219,6 +223,7 @@ class Reception:
         waiting = self._gate.waiting
         for peer in list(self._peers.values()):
             complaint = peer.complaint(now, awake_since) if peer.connection not in waiting else ""
+            complaint = complaint or self._proving.complaint(peer, now, awake_since)
             if complaint:
                 self._cut(peer, complaint)
         for text in self.doorman.news(now):
@@ -242,7 +247,7 @@ class Reception:
         elif isinstance(message, Hello):
             self._greet(peer, message)
         elif isinstance(message, Ready):
-            self._ready(peer, message)
+            self._ready(peer, message, body)
         elif isinstance(message, Leave):
             self.part(peer, message.reason or "it said goodbye")
             peer.connection.close()
@@ -297,12 +302,14 @@ class Reception:
         self._unnamed.discard(peer)
         peer.name = self._guests.name_for(hello.name, admission.node_id, self._peers)
         peer.node_id, peer.is_looking = admission.node_id, hello.looks
-        peer.device = hello.device
-        peer.machine, peer.cores = hello.machine, hello.cores
+        peer.device, peer.machine, peer.cores = hello.device, hello.machine, hello.cores
+        peer.welcomed_at = asyncio.get_running_loop().time()
         self._peers[peer.name] = peer
         if admission.credential:
             ticket, node = admission.ticket_id.hex()[:8], admission.node_id.hex()
             self._host.note("admitted", f"{peer.name} came by ticket {ticket}, and is node {node}", peer.name)
+        peer.connection.limits = self._proving.limits
+        canary, pieces = self._proving.canary(peer)
         peer.connection.send(
             Welcome(
                 run=self._run,
@@ -311,17 +318,15 @@ class Reception:
                 layout=self._layout,
                 rules=self._rules,
                 credential=admission.credential,
-            )
+                canary=canary,
+            ),
+            pieces,
         )
 
-    def _ready(self, peer: Peer, ready: Ready) -> None:
-        if peer.is_looking:
-            self._refuse(peer, Refuse("W5-113", "it came to look, and not to work", fix="join with a ticket"))
-            return
-        if ready.layout_digest != self._layout_digest:
-            self._refuse(
-                peer, Refuse("W5-201", "the node's model differs", fix="use the coordinator's job file")
-            )
+    def _ready(self, peer: Peer, ready: Ready, body: Body) -> None:
+        objection = self._proving.objection(peer, ready, body)
+        if objection is not None:
+            self._refuse(peer, objection)
             return
         self.allow_vectors(peer, 1)
         peer.is_ready = True

@@ -1,0 +1,75 @@
+"""Proving: what a node must show between its welcome and its first lease, and what is wrong with it if not.
+
+Until then it is no member: nothing waits for it, and the core has not heard of it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from w5xde.learn.canary import CODE, FIX, Expectation
+from w5xde.learn.prepare import Prepared
+from w5xde.messages import Canary, Ready, Refuse
+from w5xde.protocol.wire import GREETING_LIMITS, Body, Limits
+from w5xde.runtime.metrics import sane_seconds
+from w5xde.runtime.peer import Peer
+
+# How long a node may take to build its model and to prove itself. It keeps nobody waiting and slow machines
+# are welcome, so this is long, and longer if the canary took long here. Who is cut comes again by itself, and
+# goes on with what it was doing.
+PROVING_SECONDS_MIN = 600.0
+PROVING_FACTOR = 1000.0
+# Nobody is taken at his word to be faster or slower than the coordinator by more than this.
+GUESS_FACTOR_MAX = 64.0
+
+
+class Proving:
+    """What every newcomer of a run must show."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._expectation: Expectation | None = prepared.canary
+        self._layout_digest = prepared.learner.flat.blueprint.layout.digest()
+        self._batch_seconds = prepared.batch_seconds
+        answer_bytes = self._expectation.answer_bytes if self._expectation is not None else 0
+        # Of somebody who is welcome and not ready.
+        self.limits: Limits = GREETING_LIMITS._replace(body_bytes_max=answer_bytes)
+
+    def canary(self, peer: Peer) -> tuple[Canary | None, list[Body]]:
+        """What travels with a peer's welcome; nothing if it only came to look."""
+        expectation = None if peer.is_looking else self._expectation
+        return (None, []) if expectation is None else (expectation.message, [expectation.body])
+
+    def objection(self, peer: Peer, ready: Ready, body: Body) -> Refuse | None:
+        """Why this node may not take part; nothing if it may."""
+        if peer.is_looking:
+            return Refuse("W5-113", "it came to look, and not to work", fix="join with a ticket")
+        if ready.layout_digest != self._layout_digest:
+            return Refuse("W5-201", "the node's model differs", fix="use the coordinator's job file")
+        if len(body) != self.limits.body_bytes_max:
+            what = f"{len(body)} bytes came for the canary, which gives {self.limits.body_bytes_max}"
+            return Refuse("W5-120", what)
+        wrong = self._expectation.wrong_with(body) if self._expectation is not None else ""
+        if wrong:
+            what = f"a first small batch gives other gradients there: {wrong}"
+            why = "another model or loss, another precision, or a device or driver that computes wrongly"
+            return Refuse(CODE, what, why, FIX)
+        peer.guess_seconds = self._guess_seconds(ready)
+        if 0 < ready.link < math.inf:
+            peer.choice.link(ready.link)
+        return None
+
+    def _guess_seconds(self, ready: Ready) -> float | None:
+        """What a batch may take there: as much longer than here as the canary did."""
+        own = self._expectation.seconds if self._expectation is not None else 0.0
+        theirs = sane_seconds(ready.seconds)
+        if not own or not theirs:
+            return None
+        return self._batch_seconds * min(max(theirs / own, 1 / GUESS_FACTOR_MAX), GUESS_FACTOR_MAX)
+
+    def complaint(self, peer: Peer, now: float, awake_since: float) -> str:
+        """Why we part with somebody who is still not ready; nothing if there is time."""
+        own = self._expectation.seconds if self._expectation is not None else 0.0
+        patience = max(PROVING_SECONDS_MIN, PROVING_FACTOR * own)
+        if peer.is_ready or now - max(peer.welcomed_at, awake_since) < patience:
+            return ""
+        return f"it was not ready after {patience:.0f} s"

@@ -1,0 +1,101 @@
+"""Nodes that compute something else than the coordinator, really joining: refused before the first lease."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+import w5xde
+from tests.security.pool import HERE, Attacked, attacked
+from tests.system import jobs
+from tests.system.harness import JOBS, forked
+from w5xde.errors import JoinError
+
+
+class Rough(nn.Linear):
+    """A layer that computes in bfloat16."""
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        half = torch.bfloat16
+        return linear(numbers.to(half), self.weight.to(half), self.bias.to(half)).float()
+
+
+class Negated(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, weight: Tensor) -> Tensor:
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+class Broken(nn.Linear):
+    """A layer whose weight gets the opposite of its gradient."""
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return linear(numbers, Negated.apply(self.weight), self.bias)
+
+
+def model(last: type[nn.Module] = nn.Linear, between: type[nn.Module] = nn.ReLU) -> nn.Module:
+    """The run's model if nothing else is said: the same layout in any case."""
+    return nn.Sequential(nn.Linear(10, 16), nn.BatchNorm1d(16), between(), nn.Dropout(0.2), last(16, 4))
+
+
+def cannot(net: nn.Module, batch: Any) -> Tensor:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def job(**changes: Any) -> w5xde.Job:
+    honest = {"model": model, "data": jobs.data, "loss": jobs.loss, "optimizer": jobs.optimizer}
+    return w5xde.Job(**honest | changes)
+
+
+OTHERS: dict[str, tuple[w5xde.Job, str]] = {
+    "another activation": (job(model=lambda: model(between=nn.Tanh)), "the gradient of "),
+    "a layer in bfloat16": (job(model=lambda: model(last=Rough)), "the gradient of "),
+    "a layer that goes backward": (job(model=lambda: model(last=Broken)), "the gradient of 4.weight differs"),
+    "another loss": (job(loss=lambda net, batch: 2 * jobs.loss(net, batch)), "the gradient of "),
+    "a device that fails": (job(loss=cannot), "illegal memory access"),
+}
+
+
+def nodes_of(run: Attacked, tmp_path: Path) -> dict[str, int]:
+    """Who gave how many batches in the whole run, which had the weights that it would have had alone."""
+    result = run.stop_and_compare(tmp_path)
+    return {node["name"]: node["batches"] for node in result["nodes"]}
+
+
+def test_who_computes_something_else_is_told_where_and_changes_nothing(tmp_path: Path) -> None:
+    with attacked(tmp_path, host=HERE) as run:
+        for at, (other, named) in enumerate(OTHERS.values()):
+            name = f"other-{at}"
+            with pytest.raises(JoinError) as caught:
+                w5xde.join(run.ticket, other, node_name=name, road="tcp", log="silent")
+            assert caught.value.code == "W5-212"
+            assert named in caught.value.what
+            run.wait_until_told(f"{name} did not join" if other.loss is cannot else f"{name} was refused")
+            assert named in run.told()
+        assert nodes_of(run, tmp_path).keys() == {"local-1"}
+
+
+def test_an_honest_node_with_dropout_and_batch_norm_takes_part(tmp_path: Path) -> None:
+    with attacked(tmp_path, host=HERE) as run:
+        settings = {"node_name": "honest", "road": "tcp", "log": "silent"}
+        with forked(lambda: w5xde.join(run.ticket, f"{JOBS}:slow", **settings)):
+            run.wait_until_told("honest joined")
+            run.wait_for_step(run.step() + 3)
+        assert nodes_of(run, tmp_path)["honest"] > 0
+
+
+def test_without_a_canary_anybody_of_the_same_layout_is_believed(tmp_path: Path) -> None:
+    with attacked(tmp_path, host=HERE, canary=False) as run:
+        settings = {"node_name": "other", "road": "tcp", "log": "silent"}
+        with forked(lambda: w5xde.join(run.ticket, job(model=lambda: model(between=nn.Tanh)), **settings)):
+            run.wait_until_told("other joined")
+        run.stop()
