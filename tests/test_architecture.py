@@ -37,6 +37,7 @@ BASE = {
     "errors",
     "messages",
     "config",
+    "doors",
     "compression",
     "runs",
     "tree",
