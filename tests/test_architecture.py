@@ -39,6 +39,7 @@ BASE = {
     "config",
     "doors",
     "compression",
+    "robust",
     "runs",
     "tree",
     "callbacks",
@@ -51,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(EDGES, EDGES | RUNTIME),
     "runtime": RUNTIME,
     "protocol": {"protocol", "errors", "messages", "words"},
-    "control": {"control", "tree"},
+    "control": {"control", "tree", "robust"},
     "learn": {"learn"} | BASE,
     **dict.fromkeys(BASE, BASE),
 }

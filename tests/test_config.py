@@ -76,6 +76,7 @@ def test_every_setting_can_be_given_through_every_door(tmp_path):
         "clip_norm": 0.5,
         "max_update_norm": "off",
         "verify": 0.0,
+        "robust": "off",
         "precision": "bf16",
         "seed": 6,
         "shuffle": False,
@@ -192,6 +193,7 @@ NONSENSE: dict[str, list[Any]] = {
     "staleness": [-1, "x"],
     "clip_norm": [0, -1.0, "inf", "nan", "x"],
     "max_update_norm": [0, -1.0, "inf", "nan", "x"],
+    "robust": ["trim", "trim:0", "trim:-1", "trim:500", "trim:x", "mean", "", "trim:4"],
     "precision": ["fp64"],
     "seed": [-1, 2**63, "x"],
     "shuffle": ["perhaps"],
@@ -217,6 +219,13 @@ def test_a_bad_value_is_told_with_the_settings_name(key, value):
     first_line = refused({key: value}).splitlines()[0]
     assert key.replace("_", "-") in first_line
     assert "$" not in first_line
+
+
+def test_a_robust_mean_needs_steps_that_several_nodes_can_share():
+    assert "use mode sync, or robust off" in refused({"robust": "trim:2", "mode": "async"})
+    assert "make it 5 or more" in refused({"robust": "trim:2", "batches_per_step": 4})
+    assert "make it 3 or more" in refused({"robust": "median", "batches_per_step": 2})
+    assert resolved({"robust": "trim:2", "batches_per_step": 5}).robust_rule is not None
 
 
 @pytest.mark.parametrize("name", ["../x", "a b", "node\n"])

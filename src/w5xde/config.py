@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from w5xde.compression import Directions, parse_compress
 from w5xde.messages import NODE_NAME_PATTERN
+from w5xde.robust import Robust, parse_robust
 
 # A run's name is also a folder's name; both kinds of names are shown in terminals and logs.
 SHOWN_NAME = re.compile(NODE_NAME_PATTERN)
@@ -61,6 +62,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     verify: Annotated[
         float, Meta(ge=0, le=1, description="share of the work that is computed again here, to find cheats")
     ] = 0.0
+    robust: Annotated[
+        str,
+        Meta(
+            description="sync: leave out extremes of what nodes gave: trim:B (of each number B at both ends"
+            ", with 2B+1 nodes or more), median, off. The bits then depend on who helped"
+        ),
+    ] = "off"
     precision: Annotated[
         Literal["fp32", "bf16"], Meta(description="bf16: run the loss under bfloat16 autocast on the nodes")
     ] = "fp32"
@@ -176,10 +184,31 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"max-update-norm {self.max_update_norm} must be auto, off or a positive number")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls-cert and tls-key go together")
+        self._require_robust()
         parse_every(self.checkpoint_every)
         parse_compress(self.compress)
         if self.durability == "step" and self.checkpoint_every == "off":
             raise ValueError("durability step needs checkpoints: checkpoint-every must not be off")
+
+    def _require_robust(self) -> None:
+        rule = parse_robust(self.robust)
+        if rule is None:
+            return
+        if self.mode != "sync":
+            raise ValueError(
+                f"robust {self.robust} compares what several nodes gave for one step, and in mode async each"
+                " step has one: use mode sync, or robust off and verify 0.1"
+            )
+        if self.step_batches < rule.needs:
+            raise ValueError(
+                f"robust {self.robust} takes {rule.needs} nodes in a step, and batches-per-step"
+                f" {self.step_batches} is too few for them: make it {rule.needs} or more"
+            )
+
+    @property
+    def robust_rule(self) -> Robust | None:
+        """What of a step is left out, if anything is."""
+        return parse_robust(self.robust)
 
     @property
     def save_seconds(self) -> float | None:
@@ -227,7 +256,7 @@ _TRAINING = [
     "compress",
     "recording",
 ]
-_TRUST = ["max_update_norm", "verify"]
+_TRUST = ["max_update_norm", "verify", "robust"]
 _SOCKETS = ["road", "socket_buffer", "tcp_nodelay", "tcp_keepalive", "tcp_quickack"]
 _TLS = ["tls_cert", "tls_key", "tls_ca"]
 _ENTRANCE = ["host", "port", "advertise", "ticket_file", "insecure", *_TLS]

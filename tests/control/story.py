@@ -23,6 +23,7 @@ from w5xde.control.coordinator import TICK_SECONDS, CoordinatorCore
 from w5xde.control.leases import INCARNATION_SHIFT, Lease
 from w5xde.control.plan import Plan
 from w5xde.control.settings import CoreSettings
+from w5xde.robust import parse_robust
 from w5xde.tree import Span
 
 ARROW = "→"
@@ -84,6 +85,7 @@ class Teller:
                 save_steps=int(given.pop("save", "0")) or None,
                 max_update_norm=given.pop("norm", "off"),
                 verify=float(given.pop("verify", "0")),
+                robust=parse_robust(given.pop("robust", "off")),
             ),
         )
         if given:

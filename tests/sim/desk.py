@@ -69,6 +69,7 @@ class Desk:
             logs_steps=self.keeper.steps is not None,
             max_update_norm=scenario.max_update_norm,
             verify=scenario.verify,
+            robust=scenario.rule,
         )
         cut = self.restored.cut if self.restored is not None else None
         self.core = CoordinatorCore(

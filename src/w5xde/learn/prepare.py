@@ -20,6 +20,7 @@ from w5xde.learn.job import Job, describe
 from w5xde.learn.layout import FlatModel
 from w5xde.learn.lean import leave_the_compiler_out
 from w5xde.learn.learner import Learner
+from w5xde.learn.robust import RobustSums
 from w5xde.learn.trainer import Trainer
 from w5xde.learn.trial import refuse_unsavable, try_first_batch
 from w5xde.messages import Rules
@@ -55,6 +56,8 @@ class Prepared:
     draws_torch: bool
     # How long the first batch took to read, which decides where batches are read.
     read_seconds: float
+    # What stands for the sum of a step's gradients, if it is not their sum.
+    robust: RobustSums | None
 
 
 def prepare(job: Job, settings: Settings) -> Prepared:
@@ -98,8 +101,10 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         if settings.data == "local" and isinstance(source, MapSource)
         else "",
     )
+    learner = Learner(flat, optimizer, scheduler, settings.clip_norm)
+    rule = settings.robust_rule
     return Prepared(
-        learner=Learner(flat, optimizer, scheduler, settings.clip_norm),
+        learner=learner,
         source=source,
         rules=rules,
         evaluate=_build_evaluate(job, copy_model),
@@ -107,6 +112,7 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         make_trainer=make_trainer,
         draws_torch=trial.draws_torch,
         read_seconds=trial.read_seconds,
+        robust=RobustSums(learner, rule) if rule is not None else None,
     )
 
 

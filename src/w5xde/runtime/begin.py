@@ -68,6 +68,7 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         logs_steps=settings.durability == "step",
         max_update_norm=str(settings.max_update_norm),
         verify=settings.verify,
+        robust=settings.robust_rule,
     )
     # What is verified must not be foreseen by anybody who knows the run's seed.
     return CoordinatorCore(plan, core, cut, random.SystemRandom())

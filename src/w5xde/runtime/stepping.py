@@ -15,6 +15,7 @@ import torch
 from w5xde.control import events as ev
 from w5xde.control.cut import Cut
 from w5xde.learn.learner import Contribution, Learner, Spoiled, Total
+from w5xde.learn.robust import RobustSums
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.keeper import Keeper
 from w5xde.runtime.loader import Loader
@@ -58,8 +59,11 @@ class Stepping:
         undone: Callable[[ev.Undone], None],
         rewind: Callable[[], None],
         failed: Callable[[BaseException], None],
+        robust: RobustSums | None = None,
     ) -> None:
         self._learner = learner
+        # Who keeps what came until its step is complete, if the learner does not fold it.
+        self._robust = robust
         self._actor = actor
         self._keeper = keeper
         self._loader = loader
@@ -128,6 +132,8 @@ class Stepping:
                 if isinstance(effect, ev.Step):
                     steps.append(effect)
                     cut = given if isinstance(given, Cut) else None
+                elif self._robust is not None:
+                    self._keep(self._robust, effect, given)
                 elif isinstance(effect, ev.SetAside):
                     self._learner.fold(effect.plan.index, effect.plan.count, effect.span, None)
                 elif isinstance(effect, ev.Reopen):
@@ -140,6 +146,14 @@ class Stepping:
             return self._make(steps, cut)
         except (Exception, SystemExit) as error:
             return [], error
+
+    @staticmethod
+    def _keep(robust: RobustSums, effect: ev.Fold | ev.SetAside | ev.Reopen, given: object) -> None:
+        """What was set aside leaves nothing there: a step knows by its shares what it is made of."""
+        if isinstance(effect, ev.Reopen):
+            robust.drop(effect.plan.index)
+        elif isinstance(effect, ev.Fold) and isinstance(given, Contribution):
+            robust.keep(effect.lease.step.index, effect.lease.id, given)
 
     def _make(self, steps: list[ev.Step], cut: Cut | None) -> _Done:
         """As many of the steps as can be made. Of a step that is logged there is only one, with its cut."""
@@ -158,7 +172,7 @@ class Stepping:
         if wrong is not None and not (isinstance(wrong, Spoiled) and wrong.is_undone):
             return done, wrong
         for step in steps[len(done) :]:
-            self._learner.drop(step.plan.index)
+            (self._robust or self._learner).drop(step.plan.index)
             done.append(ev.Undone(step, str(wrong or "")))
             wrong = None
         return done, None
@@ -170,10 +184,15 @@ class Stepping:
             if step.version != self._learner.version + number:
                 break  # one before it was undone, and whoever decides does not know yet
             try:
-                totals.append(self._learner.total(step.plan.index))
+                totals.append(self._total(step))
             except Spoiled as error:
                 return totals, error
         return totals, None
+
+    def _total(self, step: ev.Step) -> Total:
+        if self._robust is not None:
+            return self._robust.total(step.plan.index, step.plan.sizes, step.shares)
+        return self._learner.total(step.plan.index)
 
     def _apply(self, step: ev.Step, total: Total, cut: Cut) -> Applied:
         """Step the optimizer; before that counts, what it takes to do so again is on the disk."""
