@@ -13,7 +13,6 @@ from collections.abc import Iterable
 
 from w5xde.control.freely import Async
 from w5xde.control.leases import Lease, Leases
-from w5xde.control.machines import is_late
 from w5xde.control.members import Member, Members
 from w5xde.control.modes import PROBE_FACTOR, WINDOW_LEASES, Mode, Sync
 from w5xde.control.plan import Plan
@@ -23,8 +22,10 @@ from w5xde.robust import Robust
 
 # How long the first step waits for as many nodes as the mean needs: machines join at their own pace.
 GATHERING_SECONDS = 10.0
-# A lease is computed by another too when it is late by this long, and by this many times what it should take.
-OVERDUE_SECONDS = 1.0
+# How late a node may be before others compute its part, or no part is kept for it. Long, because a step with
+# fewer nodes than the mean needs is worse than a late one; shorter than the silence of a dead node.
+PATIENCE_SECONDS = 5.0
+# A lease must also be late by this many times what it should take.
 OVERDUE_FACTOR = 2.0
 # Nodes this many times slower than the median are left out.
 CRAWL_FACTOR = 8.0
@@ -65,8 +66,12 @@ class Evenly(Sync):
         slow = self._crawlers(now)
         voices = {share[2] for _, shares in work.tree for share in shares}
         voices |= {lease.node for lease in self.leases.of_step(work.plan.index)}
-        # Whoever still has something else in hand will come, unless it is late with that.
-        awaited = sum(1 for m in self.members if m.pending and m.name not in voices and not is_late(m, now))
+        # Whoever still has something else in hand will come, unless it is too late with that.
+        awaited = sum(
+            1
+            for member in self.members
+            if member.pending and member.name not in voices and now - member.free_at <= PATIENCE_SECONDS
+        )
         idle = [member for member in candidates if not member.pending and member.name not in slow]
         # If there are more nodes than batches, those who had least come first.
         new = sorted((m for m in idle if m.name not in voices), key=lambda m: m.lent_batches)
@@ -105,7 +110,7 @@ class Evenly(Sync):
         """A part of what somebody else is long overdue with."""
         outstanding = self.leases.of_step(work.plan.index)
         for lease in outstanding:
-            patience = max(OVERDUE_SECONDS, OVERDUE_FACTOR * (lease.expected_at - lease.granted_at))
+            patience = max(PATIENCE_SECONDS, OVERDUE_FACTOR * (lease.expected_at - lease.granted_at))
             if lease.node == member.name or now - lease.expected_at <= patience:
                 continue
             span = self._part_to_copy(lease, idle, outstanding, work)

@@ -93,15 +93,15 @@ class Machine:
             self._waiting.append(self._working.pop())
         if self._waiting:
             for member in list(self._working):
-                if member.turn_batches <= 0 or is_late(member, now) or _is_unused(member, now):
+                if member.turn_batches <= 0 or _is_late(member, now) or _is_unused(member, now):
                     self._pass_on(member, now)
         return self._working
 
     def _pass_on(self, member: Member, now: float) -> None:
-        if all(is_late(each, now) for each in self._waiting):
+        if all(_is_late(each, now) for each in self._waiting):
             return
         self._working.remove(member)
-        self._begin(min((each for each in self._waiting if not is_late(each, now)), key=_lent))
+        self._begin(min((each for each in self._waiting if not _is_late(each, now)), key=_lent))
         self._waiting.append(member)
 
     def _fill(self) -> None:
@@ -133,6 +133,5 @@ def _is_unused(member: Member, now: float) -> bool:
     return not member.pending and now > member.turn_ends
 
 
-def is_late(member: Member, now: float) -> bool:
-    """Whether what it has in hand should have come long ago."""
+def _is_late(member: Member, now: float) -> bool:
     return bool(member.pending) and now - member.free_at > LATE_SECONDS
