@@ -71,8 +71,8 @@ NOT_FINITE = ("not a number", "infinite")
 class Lies:
     """A loss that is honest here, and in `liars` of the `nodes` processes a lie.
 
-    They wait until all are at work, or two liars may be the only ones there: what fails on both is taken for
-    bad data. And until each has computed `honest_batches`.
+    If it is not finite they wait until all are at work, or two liars may be the only ones there: what fails
+    on both is taken for bad data. And each lies only after so many `honest_batches`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Lies:
         self._folder = folder
         self._honest = honest
         self._lie = LIES[name]()
-        self._nodes = nodes
+        self._nodes = nodes if name in (*NOT_FINITE, ALTERNATING) else 0
         self._liars = liars
         self._honest_batches = honest_batches
         self._is_liar: bool | None = None
