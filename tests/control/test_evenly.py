@@ -95,17 +95,24 @@ def test_more_nodes_than_batches_come_to_word_one_after_another() -> None:
     assert len(set().union(*(pool.step() for _ in range(3)))) == 15
 
 
-def test_the_first_step_waits_for_as_many_as_it_takes_but_not_for_ever() -> None:
+def test_those_who_are_there_wait_for_as_many_as_it_takes_but_not_for_ever() -> None:
     pool = Pool(4, 8)
     assert not pool.lend()
     pool.now += GATHERING_SECONDS / 2
     assert not pool.lend()
     pool.members.join("n4", pool.now)
     assert len(pool.lend()) == 5
-    late = Pool(4, 8)
-    assert not late.lend()
-    late.now += GATHERING_SECONDS + 1
-    assert len(late.lend()) == 4
+    # Nobody is to do a step alone while the others find their way back.
+    for name in ("n1", "n2", "n3", "n4"):
+        pool.answer(name)
+        pool.members.leave(name)
+    pool.answer("n0")
+    pool.mode.stepped(0)
+    assert not pool.lend()
+    pool.now += GATHERING_SECONDS + 1
+    assert pool.lend() == {"n0": 2}
+    pool.answer("n0")
+    assert pool.lend() == {"n0": 2}
 
 
 def test_a_node_much_slower_than_most_is_left_out_and_tried_again() -> None:

@@ -2,8 +2,8 @@
 
 A robust mean gives each node of a step one voice, so the more take part, the better; and speed, which a liar
 can have for nothing, must buy nobody else's part. So nodes take no turns, nobody computes what another holds
-before that one is long overdue, and a step begins with as many nodes as the mean needs, if they come. Only a
-node many times slower than most is left out, while enough others are there.
+before that one is long overdue, and where nodes are missing that the mean needs, the others wait for a while.
+Only a node many times slower than most is left out, while enough others are there.
 Only decides: knows no tensors and no clock.
 """
 
@@ -20,7 +20,8 @@ from w5xde.control.settings import CoreSettings
 from w5xde.control.work import StepWork
 from w5xde.robust import Robust
 
-# How long the first step waits for as many nodes as the mean needs: machines join at their own pace.
+# How long nothing is lent when there are fewer nodes than the mean needs: they join, and come back, at their
+# own pace, and one of them alone would have done a step of a small model before the next is there.
 GATHERING_SECONDS = 10.0
 # How late a node may be before others compute its part, or no part is kept for it. Long, because a step with
 # fewer nodes than the mean needs is worse than a late one; shorter than the silence of a dead node.
@@ -46,19 +47,20 @@ class Evenly(Sync):
     def __init__(self, plan: Plan, members: Members, leases: Leases, rule: Robust) -> None:
         super().__init__(plan, members, leases)
         self._needs = rule.needs
-        self._is_gathered = False
-        self._gathering_since: float | None = None
+        # Since when there are too few.
+        self._short_since: float | None = None
 
     def grants(self, candidates: Iterable[Member], version: int, now: float) -> list[list[Lease]]:
-        return super().grants(candidates, version, now) if self._have_gathered(now) else []
+        return [] if self._waits(now) else super().grants(candidates, version, now)
 
-    def _have_gathered(self, now: float) -> bool:
-        if not self._is_gathered:
-            if self._gathering_since is None and self.members:
-                self._gathering_since = now
-            waited = now - self._gathering_since if self._gathering_since is not None else 0.0
-            self._is_gathered = len(self.members) >= self._needs or waited > GATHERING_SECONDS
-        return self._is_gathered
+    def _waits(self, now: float) -> bool:
+        """Whether more nodes may come soon that are needed."""
+        if len(self.members) >= self._needs:
+            self._short_since = None
+            return False
+        if self._short_since is None:
+            self._short_since = now
+        return now - self._short_since <= GATHERING_SECONDS
 
     def _share(
         self, work: StepWork, candidates: Iterable[Member], version: int, now: float
