@@ -12,7 +12,7 @@ from torch import Tensor
 import w5xde
 from tests.system import jobs
 from tests.system.harness import events
-from tests.system.liars import LIES, NOT_FINITE, Lies
+from tests.system.liars import ALTERNATING, LIES, NOT_FINITE, Lies
 
 NODES, LIARS = 6, 2
 SETTINGS: dict[str, Any] = {"epochs": 20, "batch_size": 10, "seed": 5, "log": "silent", "nodes": NODES}
@@ -35,7 +35,8 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(result["weights_sha256"])
 
 
-@pytest.mark.parametrize("lie", LIES)
+# They lie from the beginning: all of a newcomer's first leases are verified, so none of it is applied.
+@pytest.mark.parametrize("lie", [lie for lie in LIES if lie != ALTERNATING])
 def test_with_verification_the_weights_are_those_of_an_honest_pool(
     lie: str, clean: str, tmp_path: Path
 ) -> None:
