@@ -115,6 +115,17 @@ def test_those_who_are_there_wait_for_as_many_as_it_takes_but_not_for_ever() -> 
     assert pool.lend() == {"n0": 2}
 
 
+def test_that_nobody_was_there_for_long_does_not_shorten_the_wait() -> None:
+    pool = Pool(0, 8)
+    assert not pool.lend()
+    pool.now += 3600
+    pool.members.join("first", pool.now)
+    assert not pool.lend()
+    for name in ("b", "c", "d", "e"):
+        pool.members.join(name, pool.now)
+    assert len(pool.lend()) == 5
+
+
 def test_a_node_much_slower_than_most_is_left_out_and_tried_again() -> None:
     pool = Pool(7, 7)
     slow = 2 * CRAWL_FACTOR * 0.1
