@@ -37,7 +37,9 @@ BASE = {
     "errors",
     "messages",
     "config",
+    "doors",
     "compression",
+    "robust",
     "runs",
     "tree",
     "callbacks",
@@ -50,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(EDGES, EDGES | RUNTIME),
     "runtime": RUNTIME,
     "protocol": {"protocol", "errors", "messages", "words"},
-    "control": {"control", "tree"},
+    "control": {"control", "tree", "robust"},
     "learn": {"learn"} | BASE,
     **dict.fromkeys(BASE, BASE),
 }

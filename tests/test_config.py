@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_args, get_origin
 import pytest
 from msgspec import Meta
 
-from w5xde.config import COMMAND_DEFAULTS, COMMAND_SETTINGS, Settings, field_types, resolve
+from w5xde.config import COMMAND_DEFAULTS, COMMAND_SETTINGS, Settings, field_types
+from w5xde.doors import resolve
 from w5xde.errors import UsageError
 
 COMMANDS = list(COMMAND_SETTINGS)
@@ -76,6 +77,7 @@ def test_every_setting_can_be_given_through_every_door(tmp_path):
         "max_update_norm": "off",
         "verify": 0.0,
         "canary": False,
+        "robust": "off",
         "precision": "bf16",
         "seed": 6,
         "shuffle": False,
@@ -193,6 +195,7 @@ NONSENSE: dict[str, list[Any]] = {
     "staleness": [-1, "x"],
     "clip_norm": [0, -1.0, "inf", "nan", "x"],
     "max_update_norm": [0, -1.0, "inf", "nan", "x"],
+    "robust": ["trim", "trim:0", "trim:-1", "trim:500", "trim:x", "mean", "", "trim:4"],
     "precision": ["fp64"],
     "seed": [-1, 2**63, "x"],
     "shuffle": ["perhaps"],
@@ -218,6 +221,13 @@ def test_a_bad_value_is_told_with_the_settings_name(key, value):
     first_line = refused({key: value}).splitlines()[0]
     assert key.replace("_", "-") in first_line
     assert "$" not in first_line
+
+
+def test_a_robust_mean_needs_steps_that_several_nodes_can_share():
+    assert "use mode sync, or robust off" in refused({"robust": "trim:2", "mode": "async"})
+    assert "make it 5 or more" in refused({"robust": "trim:2", "batches_per_step": 4})
+    assert "make it 3 or more" in refused({"robust": "median", "batches_per_step": 2})
+    assert resolved({"robust": "trim:2", "batches_per_step": 5}).robust_rule is not None
 
 
 @pytest.mark.parametrize("name", ["../x", "a b", "node\n"])
@@ -289,7 +299,7 @@ def test_training_ends_after_ten_epochs_unless_something_else_says_when():
 
 
 def test_settings_are_checked_without_loading_torch():
-    code = "import sys; from w5xde.config import resolve; resolve('train', {}); print('torch' in sys.modules)"
+    code = "import sys; from w5xde.doors import resolve; resolve('train', {}); print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from w5xde.callbacks import Callback
-from w5xde.config import Settings, resolve
+from w5xde.config import Settings
+from w5xde.doors import resolve
 from w5xde.errors import JoinError, StorageError, UsageError
 from w5xde.learn.job import Job, load_job
 from w5xde.ticket import Ticket, read_ticket

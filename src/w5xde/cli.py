@@ -20,7 +20,8 @@ from typing import IO, Annotated, Any, Literal, NoReturn, get_args, get_origin
 from msgspec import Meta
 
 import w5xde
-from w5xde.config import COMMAND_DEFAULTS, COMMAND_SETTINGS, Settings, field_types, resolve
+from w5xde.config import COMMAND_DEFAULTS, COMMAND_SETTINGS, Settings, field_types
+from w5xde.doors import resolve
 from w5xde.errors import UsageError, W5xdeError
 from w5xde.runs import find_run, read_manifest
 from w5xde.ticket_command import add_ticket_parser, run_ticket, take_asked

@@ -1,30 +1,18 @@
-"""Settings: one schema, four doors (flags, `W5XDE_*`, `w5xde.toml`, Python arguments).
+"""Settings: one schema, and which command takes what of it. By which doors they come in is `doors.py`'s.
 
 What makes no sense is rejected here, before a socket opens. Knows no torch, so `--help` is instant.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-import tomllib
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
-import msgspec
 from msgspec import Meta, Struct
 
 from w5xde.compression import Directions, parse_compress
-from w5xde.errors import UsageError
 from w5xde.messages import NODE_NAME_PATTERN
-from w5xde.runs import STATE_VARIABLE, find_run, read_manifest
-from w5xde.ticket import VARIABLE
-
-SETTINGS_FILE = "w5xde.toml"
-ENVIRONMENT_PREFIX = "W5XDE_"
-# Variables of ours that are no settings: they must not end up in a manifest.
-NO_SETTINGS = {VARIABLE, STATE_VARIABLE}
+from w5xde.robust import Robust, parse_robust
 
 # A run's name is also a folder's name; both kinds of names are shown in terminals and logs.
 SHOWN_NAME = re.compile(NODE_NAME_PATTERN)
@@ -77,6 +65,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     canary: Annotated[
         bool, Meta(description="compare a small gradient of every node with our own before it takes part")
     ] = True
+    robust: Annotated[
+        str,
+        Meta(
+            description="sync: leave out extremes of what nodes gave: trim:B (of each number B at both ends"
+            ", with 2B+1 nodes or more), median, off. The bits then depend on who helped"
+        ),
+    ] = "off"
     precision: Annotated[
         Literal["fp32", "bf16"], Meta(description="bf16: run the loss under bfloat16 autocast on the nodes")
     ] = "fp32"
@@ -195,10 +190,31 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"max-update-norm {self.max_update_norm} must be auto, off or a positive number")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls-cert and tls-key go together")
+        self._require_robust()
         parse_every(self.checkpoint_every)
         parse_compress(self.compress)
         if self.durability == "step" and self.checkpoint_every == "off":
             raise ValueError("durability step needs checkpoints: checkpoint-every must not be off")
+
+    def _require_robust(self) -> None:
+        rule = parse_robust(self.robust)
+        if rule is None:
+            return
+        if self.mode != "sync":
+            raise ValueError(
+                f"robust {self.robust} compares what several nodes gave for one step, and in mode async each"
+                " step has one: use mode sync, or robust off and verify 0.1"
+            )
+        if self.step_batches < rule.needs:
+            raise ValueError(
+                f"robust {self.robust} takes {rule.needs} nodes in a step, and batches-per-step"
+                f" {self.step_batches} is too few for them: make it {rule.needs} or more"
+            )
+
+    @property
+    def robust_rule(self) -> Robust | None:
+        """What of a step is left out, if anything is."""
+        return parse_robust(self.robust)
 
     @property
     def save_seconds(self) -> float | None:
@@ -246,7 +262,7 @@ _TRAINING = [
     "compress",
     "recording",
 ]
-_TRUST = ["max_update_norm", "verify", "canary"]
+_TRUST = ["max_update_norm", "verify", "robust", "canary"]
 _SOCKETS = ["road", "socket_buffer", "tcp_nodelay", "tcp_keepalive", "tcp_quickack"]
 _TLS = ["tls_cert", "tls_key", "tls_ca"]
 _ENTRANCE = ["host", "port", "advertise", "ticket_file", "insecure", "new_identity", *_TLS]
@@ -255,7 +271,7 @@ _RUN = ["resume", "name", "runs"]
 _KEEPING = ["checkpoint_every", "keep_checkpoints", "durability", "skip_bad_batches", *_RUN]
 _SHOWING = ["log", "json"]
 # What is said for one start: a run that is resumed does not do it again.
-_FOR_ONCE = ["new_identity", *_SHOWING]
+FOR_ONCE = ["new_identity", *_SHOWING]
 COMMAND_SETTINGS: dict[str, list[str]] = {
     "train": [*_TRAINING, *_TRUST, *_PLACE, *_KEEPING, *_SHOWING],
     "serve": [*_TRAINING, *_TRUST, *_PLACE, *_KEEPING, *_SHOWING],
@@ -267,18 +283,6 @@ COMMAND_SETTINGS: dict[str, list[str]] = {
     "explain": ["json"],
     "doctor": ["host", "port", "runs", "device", "json"],
 }
-# What a run keeps for life: with another of these it would be another run.
-FIXED_SETTINGS = [
-    "mode",
-    "batch_size",
-    "step_batches",
-    "clip_norm",
-    "precision",
-    "seed",
-    "shuffle",
-    "threads",
-]
-_SHOWN = {"step_batches": "batches_per_step"}
 # What a command takes when nobody says otherwise, where that differs from the schema.
 COMMAND_DEFAULTS: dict[str, dict[str, Any]] = {
     "train": {},
@@ -296,102 +300,3 @@ COMMAND_DEFAULTS: dict[str, dict[str, Any]] = {
 def field_types() -> dict[str, Any]:
     """The annotated type of each setting, for building flags and help."""
     return get_type_hints(Settings, include_extras=True)
-
-
-def resolve(
-    command: str,
-    arguments: Mapping[str, Any],
-    *,
-    environment: Mapping[str, str] | None = None,
-    folder: Path | None = None,
-) -> Settings:
-    """Settings of a command: arguments first, then `W5XDE_*`, then `w5xde.toml`, then defaults."""
-    known = list(Settings.__struct_fields__)
-    for key in arguments:
-        _require_known(key, known, "unknown setting {!r}")
-    merged = dict(COMMAND_DEFAULTS[command])
-    wanted = set(COMMAND_SETTINGS[command])
-    layers = [
-        ("w5xde.toml", _read_file(folder, known)),
-        ("the environment", _read_environment(environment or {}, known)),
-        ("", {key: value for key, value in arguments.items() if value is not None}),
-    ]
-    for origin, layer in layers:
-        relevant = {key: value for key, value in layer.items() if key in wanted or not origin}
-        if relevant:
-            _convert({**merged, **relevant}, origin)
-            merged.update(relevant)
-    settings = _convert(merged, "")
-    if settings.resume is None or "resume" not in wanted:
-        return settings
-    return _resumed(settings, {key: value for key, value in arguments.items() if value is not None})
-
-
-def _resumed(settings: Settings, given: dict[str, Any]) -> Settings:
-    """The settings of an earlier run, and those said anew; what would make it another run is refused."""
-    folder = find_run(settings.runs, settings.resume or "")
-    earlier = read_manifest(folder)["settings"]
-    if given.get("name", folder.name) != folder.name:
-        raise UsageError(
-            "a run that is resumed keeps its name", code="W5-211", fix="leave out --name, or --resume"
-        )
-    lasting = set(Settings.__struct_fields__) - set(_FOR_ONCE)
-    known = {key: value for key, value in earlier.items() if key in lasting}
-    place = {"resume": folder.name, "name": folder.name, "runs": str(folder.parent)}
-    whole = _convert({**known, **given, **place}, folder.name)
-    before = _convert(known, folder.name)
-    for key in FIXED_SETTINGS:
-        was, now = getattr(before, key), getattr(whole, key)
-        if was != now:
-            raise UsageError(
-                f"{_SHOWN.get(key, key).replace('_', '-')} is {was} in run {folder.name}, not {now}",
-                code="W5-211",
-                fix="leave that setting out, or start a new run without --resume",
-            )
-    return whole
-
-
-def _convert(values: dict[str, Any], origin: str) -> Settings:
-    try:
-        # Flags and variables are text, and TOML may say 5 where a float is meant: hence not strict.
-        return msgspec.convert(values, Settings, strict=False)
-    except msgspec.ValidationError as error:
-        text = re.sub(r" - at `\$\.(\w+)`", lambda m: f" for {m[1].replace('_', '-')}", str(error))
-        where = f" in {origin}" if origin else ""
-        raise UsageError(
-            f"{text}{where}", code="W5-210", fix="w5xde train --help lists every setting"
-        ) from None
-
-
-def _require_known(key: str, known: list[str], sentence: str) -> None:
-    if key in known:
-        return
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f". Did you mean {near[0].replace('_', '-')!r}?" if near else ""
-    fix = "" if near else "w5xde train --help lists every setting"
-    raise UsageError(sentence.format(key) + hint, code="W5-210", fix=fix)
-
-
-def _read_environment(environment: Mapping[str, str], known: list[str]) -> dict[str, Any]:
-    layer = {}
-    for variable, value in environment.items():
-        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in NO_SETTINGS:
-            key = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-            _require_known(key, known, f"unknown setting {variable} in the environment ({{!r}})")
-            layer[key] = value
-    return layer
-
-
-def _read_file(folder: Path | None, known: list[str]) -> dict[str, Any]:
-    if folder is None or not (path := folder / SETTINGS_FILE).is_file():
-        return {}
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{SETTINGS_FILE} cannot be read: {error}", code="W5-210") from None
-    layer = {}
-    for key, value in table.items():
-        name = key.replace("-", "_")
-        _require_known(name, known, f"unknown setting {key!r} in {SETTINGS_FILE}")
-        layer[name] = value
-    return layer

@@ -196,6 +196,9 @@ class View(Watcher):
             f"  {len(s['nodes'])} nodes, {s['batches']:,} batches, {s['batches_relent']} of them lent again; "
             f"{_bytes(s['bytes_sent'])} out, {_bytes(s['bytes_received'])} in"
         )
+        if s["robust"] != "off":
+            short = f"{s['degraded_steps']:,} of the steps had fewer nodes than that takes"
+            self.say(f"  robust {s['robust']}: {short}; the weights depend on who computed what")
         self.say(f"  weights sha256 {s['weights_sha256'][:16]}…  in  {result.folder / 'model.safetensors'}")
 
     def show_audit(self, report: Report) -> None:

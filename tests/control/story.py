@@ -23,6 +23,7 @@ from w5xde.control.coordinator import TICK_SECONDS, CoordinatorCore
 from w5xde.control.leases import INCARNATION_SHIFT, Lease
 from w5xde.control.plan import Plan
 from w5xde.control.settings import CoreSettings
+from w5xde.robust import parse_robust
 from w5xde.tree import Span
 
 ARROW = "→"
@@ -85,6 +86,7 @@ class Teller:
                 max_update_norm=given.pop("norm", "off"),
                 verify=float(given.pop("verify", "0")),
                 stretches=given.pop("stretches", "no") == "yes",
+                robust=parse_robust(given.pop("robust", "off")),
             ),
         )
         if given:

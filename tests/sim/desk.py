@@ -70,6 +70,7 @@ class Desk:
             max_update_norm=scenario.max_update_norm,
             verify=scenario.verify,
             stretches=scenario.stretches,
+            robust=scenario.rule,
         )
         cut = self.restored.cut if self.restored is not None else None
         self.core = CoordinatorCore(

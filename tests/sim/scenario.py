@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from w5xde.control.leases import Lease
+from w5xde.robust import Robust, parse_robust
 
 FAULTS = (
     "crash",  # a node's process dies, and mostly comes back
@@ -98,6 +99,8 @@ class Scenario:
     # The share of leases that is computed again, and how long that takes at most.
     verify: float = 0.0
     verifying_seconds: float = 0.0
+    # Steps are shared out evenly, as their robust mean needs it; what they come to stays a sum here.
+    robust: str = "off"
     # What is kept, and how long writing it and starting again take.
     durability: str = "checkpoint"
     save_seconds: float | None = None
@@ -144,6 +147,10 @@ class Scenario:
         return steps[0][0], steps[0][1], tuple(size for _, _, sizes in steps for size in sizes)
 
     @property
+    def rule(self) -> Robust | None:
+        return parse_robust(self.robust)
+
+    @property
     def batches(self) -> int:
         return sum(len(sizes) for _, _, sizes in self.steps)
 
@@ -169,7 +176,9 @@ class Scenario:
     @staticmethod
     def of_seed(seed: int) -> Scenario:
         if seed % 8 == 5:
-            return replace(_of_seed(seed), mode="async", step_batches=1, durability="checkpoint")
+            return replace(
+                _of_seed(seed), mode="async", step_batches=1, durability="checkpoint", robust="off"
+            )
         return _of_seed(seed)
 
 
@@ -219,6 +228,7 @@ def _of_seed(seed: int) -> Scenario:
         max_update_norm=numbers.choice(("auto", "100")),
         verify=numbers.choice((0.0, 0.0, 0.3, 1.0)),
         verifying_seconds=numbers.choice((0.0, 0.05, 1.0)),
+        robust="off" if is_async else _robust(seed),
         durability=rng.choice(("checkpoint", "step")),
         save_seconds=None if save_steps else rng.choice((0.1, 1.0, 30.0)),
         save_steps=save_steps,
@@ -228,6 +238,11 @@ def _of_seed(seed: int) -> Scenario:
         deaths=_deaths(rng, faults),
         slots=rng.choice((0, 0, 1, 2)),
     )
+
+
+def _robust(seed: int) -> str:
+    """Drawn on its own, so that what else a seed means does not depend on it."""
+    return random.Random(f"{seed} robust").choice(("off", "off", "off", "trim:1", "trim:2", "median"))
 
 
 def _faults(rng: random.Random, numbers: random.Random, chance: Callable[[str], float]) -> tuple[str, ...]:

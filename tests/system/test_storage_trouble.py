@@ -18,7 +18,8 @@ from tests.system.harness import JOBS, AtStep, events
 from tests.system.test_resume import forked
 from w5xde.api import Watcher, run_coordinator
 from w5xde.cli import main
-from w5xde.config import Settings, resolve
+from w5xde.config import Settings
+from w5xde.doors import resolve
 from w5xde.errors import StorageError
 from w5xde.runtime import recorder
 from w5xde.runtime.auditing import audit_run

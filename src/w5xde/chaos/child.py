@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from w5xde.config import ENVIRONMENT_PREFIX
+from w5xde.doors import ENVIRONMENT_PREFIX
 from w5xde.runs import STATE_VARIABLE
 
 

@@ -13,13 +13,14 @@ from typing import Any
 from w5xde.control import events as ev
 from w5xde.control.amends import Amends
 from w5xde.control.cut import Accounts, Cut, Progress
+from w5xde.control.evenly import mode_of
 from w5xde.control.failures import Failures
-from w5xde.control.freely import Async
 from w5xde.control.judge import Judge
 from w5xde.control.leases import Lease, Leases
 from w5xde.control.members import Member, Members
-from w5xde.control.modes import Mode, Sync
+from w5xde.control.modes import Mode
 from w5xde.control.plan import Plan
+from w5xde.control.quorum import Quorum
 from w5xde.control.saving import Saver
 from w5xde.control.settings import CoreSettings
 from w5xde.control.tally import Tally
@@ -45,14 +46,10 @@ class CoordinatorCore:
         self.plan = plan
         self.members = Members()
         self.leases = Leases(settings.incarnation)
-        self.mode: Mode = (
-            Sync(plan, self.members, self.leases)
-            if settings.mode == "sync"
-            else Async(plan, self.members, self.leases, settings.staleness, stretches=settings.stretches)
-        )
+        self.mode: Mode = mode_of(settings, plan, self.members, self.leases)
         # How many steps were decided; the learner applies them in this order, maybe a moment later.
         self.version = 0
-        self.tally = Tally(skip_bad_batches=settings.skip_bad_batches)
+        self.tally = Tally(Quorum(settings.robust), skip_bad_batches=settings.skip_bad_batches)
         self.started_at: float | None = None
         self.is_finished = False
         self._settings = settings
@@ -269,10 +266,10 @@ class CoordinatorCore:
             self.accounts.apply(step, 0)
             return effects + self._end_epoch(step.epoch) + self._finish_if_settled()
         decided = ev.Step(step, self.version, shares)
-        self.tally.decide(decided)
+        remark = self.tally.decide(decided)
         self._verification.applied(shares)
         self.version += decided.steps
-        effects += [decided, *told]
+        effects += [decided, *remark, *told]
         for node, reason in out.items():
             effects += self._turn_out(node, reason, now)
         return effects

@@ -21,6 +21,8 @@ class Progress:
     samples: int = 0
     # How many of the steps survive a crash.
     durable_steps: int = 0
+    # How many had fewer nodes than their robust mean needs.
+    degraded_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

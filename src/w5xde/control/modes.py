@@ -175,7 +175,12 @@ class Sync(Mode):
                 return []
             self._work = StepWork(step)
             candidates = self.members
-        work = self._work
+        return self._share(self._work, candidates, version, now)
+
+    def _share(
+        self, work: StepWork, candidates: Iterable[Member], version: int, now: float
+    ) -> list[list[Lease]]:
+        """Who of these is lent which part of the step, by speed."""
         found: list[list[Lease]] = []
         # What failed may be for somebody else to try, who would not be in turn.
         eligible = candidates if work.failures else self.members.in_turn(candidates, now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from w5xde.control.judge import OFF
+from w5xde.robust import Robust
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +27,5 @@ class CoreSettings:
     stretches: bool = False
     # The share of leases that is verified.
     verify: float = 0.0
+    # How much of a step's extremes is left out, and so how many nodes must take part in it.
+    robust: Robust | None = None

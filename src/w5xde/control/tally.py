@@ -12,12 +12,14 @@ from dataclasses import replace
 from w5xde.control.cut import Accounts, Aside, Cut, Progress
 from w5xde.control.events import Effect, Finish, Note, Step
 from w5xde.control.plan import Cursor, StepPlan
+from w5xde.control.quorum import Quorum
 
 
 class Tally:
     """Counts steps, batches, samples and epochs of a run."""
 
-    def __init__(self, *, skip_bad_batches: bool) -> None:
+    def __init__(self, quorum: Quorum, *, skip_bad_batches: bool) -> None:
+        self._quorum = quorum
         self.progress = Progress()
         self.accounts = Accounts()
         self._skip_bad_batches = skip_bad_batches
@@ -37,8 +39,10 @@ class Tally:
     def decided_steps(self) -> int:
         return self.progress.steps + sum(step.steps for step in self._applying.values())
 
-    def decide(self, step: Step) -> None:
+    def decide(self, step: Step) -> list[Effect]:
+        """A step will be applied; returns what is to be said of it."""
         self._applying[step.plan.index] = step
+        return self._quorum.remark(step)
 
     def undo(self, step: Step) -> list[Step]:
         """The learner did not make the step, nor any decided since: they are decided no more.
@@ -55,7 +59,7 @@ class Tally:
     def apply(self, index: int) -> Step:
         """The learner has applied the step."""
         step = self._applying.pop(index)
-        _count(step, self.progress, self.accounts)
+        self._count(step, self.progress, self.accounts)
         return step
 
     def complete(self, epoch: int) -> bool:
@@ -89,7 +93,7 @@ class Tally:
         """All that is decided so far, as if it were applied."""
         progress, accounts = replace(self.progress), self.accounts.copy()
         for step in self._applying.values():
-            _count(step, progress, accounts)
+            self._count(step, progress, accounts)
             self._complete(step.plan.epoch, progress, accounts)
         steps = tuple(sorted(undone, key=lambda plan: plan.index))
         # A step that is begun again has all its batches before it, those set aside too.
@@ -97,11 +101,11 @@ class Tally:
         accounts.aside = [each for each in accounts.aside if (each.epoch, each.batch) not in again]
         return Cut(version, progress, cursor, steps, accounts, seconds)
 
-
-def _count(step: Step, progress: Progress, accounts: Accounts) -> None:
-    """By how much everything grows with a step."""
-    batches = sum(stop - start for start, stop, _, _ in step.shares)
-    progress.steps += step.steps
-    progress.batches += batches
-    progress.samples += step.samples
-    accounts.apply(step.plan, batches)
+    def _count(self, step: Step, progress: Progress, accounts: Accounts) -> None:
+        """By how much everything grows with a step."""
+        batches = sum(stop - start for start, stop, _, _ in step.shares)
+        progress.steps += step.steps
+        progress.batches += batches
+        progress.samples += step.samples
+        progress.degraded_steps += self._quorum.is_short(step)
+        accounts.apply(step.plan, batches)

@@ -21,6 +21,7 @@ from w5xde.learn.job import Job, describe
 from w5xde.learn.layout import FlatModel
 from w5xde.learn.lean import leave_the_compiler_out
 from w5xde.learn.learner import Learner
+from w5xde.learn.robust import RobustSums
 from w5xde.learn.trainer import Trainer
 from w5xde.learn.trial import Trial, refuse_unsavable, try_first_batch
 from w5xde.messages import TRAINED, Rules
@@ -60,6 +61,8 @@ class Prepared:
     # What nodes compute before they are lent anything; or why there is no such thing, if that is news.
     canary: Expectation | None
     canary_trouble: str
+    # What stands for the sum of a step's gradients, if it is not their sum.
+    robust: RobustSums | None
 
 
 def prepare(job: Job, settings: Settings) -> Prepared:
@@ -95,8 +98,10 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         cpu = torch.device("cpu")
         return Trainer(job, FlatModel(copy_model(), flat.blueprint.layout, cpu), rules, cpu)
 
+    learner = Learner(flat, optimizer, scheduler, settings.clip_norm)
+    rule = settings.robust_rule
     return Prepared(
-        learner=Learner(flat, optimizer, scheduler, settings.clip_norm),
+        learner=learner,
         source=source,
         rules=rules,
         evaluate=_build_evaluate(job, copy_model),
@@ -107,6 +112,7 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         batch_seconds=trial.batch_seconds,
         canary=canary,
         canary_trouble=trouble,
+        robust=RobustSums(learner, rule) if rule is not None else None,
     )
 
 

@@ -71,6 +71,7 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         max_update_norm=str(settings.max_update_norm),
         verify=settings.verify,
         stretches=_may_stretch(prepared.learner, settings),
+        robust=settings.robust_rule,
     )
     # What is verified must not be foreseen by anybody who knows the run's seed.
     return CoordinatorCore(plan, core, cut, random.SystemRandom())

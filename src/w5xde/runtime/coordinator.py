@@ -166,6 +166,7 @@ class Coordinator:
             undone=self.dispatch,
             rewind=self._desk.rewind,
             failed=self._learner_broke,
+            robust=self._prepared.robust,
         )
         self._intake = Intake(
             self._reception,

@@ -265,6 +265,8 @@ class Meters:
             staleness_max=self.staleness_max,
             compression_ratio=self.compression_ratio,
             memory_pss_bytes=self.memory_pss_bytes,
+            robust=settings.robust,
+            degraded_steps=progress.degraded_steps,
             nodes=[node.row(total) for node in self.nodes.values()],
         )
 
@@ -275,6 +277,8 @@ class Meters:
             "mode": status.mode,
             "steps": status.step,
             "durable_steps": status.durable_steps,
+            "robust": status.robust,
+            "degraded_steps": status.degraded_steps,
             "bad_batches": [
                 {"epoch": each.epoch + 1, "batch": each.batch, "reason": each.reason, "nodes": each.nodes}
                 for each in aside

@@ -57,6 +57,9 @@ class RunStatus:
     compression_ratio: float | None = None
     # Of the coordinator and the nodes it started.
     memory_pss_bytes: int = 0
+    # What stands for the sum of a step, and in how many steps too few nodes took part for that.
+    robust: str = "off"
+    degraded_steps: int = 0
     nodes: list[NodeRow] = field(default_factory=list)
 
     @property
@@ -87,6 +90,7 @@ class RunStatus:
             "batches": self.batches,
             "samples": self.samples,
             "durable_steps": self.durable_steps,
+            "degraded_steps": self.degraded_steps,
             "loss": self.loss,
             "evaluation": self.evaluation,
             "samples_per_second": round(self.samples_per_second, 3),

@@ -16,6 +16,7 @@ from w5xde.control import events as ev
 from w5xde.control.cut import Cut
 from w5xde.control.plan import StepPlan
 from w5xde.learn.learner import Contribution, Learner, Spoiled, Total
+from w5xde.learn.robust import RobustSums
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.keeper import Keeper
 from w5xde.runtime.loader import Loader
@@ -68,8 +69,11 @@ class Stepping:
         undone: Callable[[ev.Undone], None],
         rewind: Callable[[], None],
         failed: Callable[[BaseException], None],
+        robust: RobustSums | None = None,
     ) -> None:
         self._learner = learner
+        # Who keeps what came until its step is complete, if the learner does not fold it.
+        self._robust = robust
         self._actor = actor
         self._keeper = keeper
         self._loader = loader
@@ -140,6 +144,8 @@ class Stepping:
                 if isinstance(effect, ev.Step):
                     steps.append(effect)
                     cut = given if isinstance(given, Cut) else None
+                elif self._robust is not None:
+                    self._keep(self._robust, effect, given)
                 elif isinstance(effect, ev.SetAside):
                     self._leave_out(effect.plan, [effect.span])
                 elif isinstance(effect, ev.Reopen):
@@ -163,6 +169,14 @@ class Stepping:
         for span in spans if not plan.apart and plan.count > 1 else ():
             self._learner.fold(plan.index, plan.count, span, None)
 
+    @staticmethod
+    def _keep(robust: RobustSums, effect: ev.Fold | ev.SetAside | ev.Reopen, given: object) -> None:
+        """What was set aside leaves nothing there: a step knows by its shares what it is made of."""
+        if isinstance(effect, ev.Reopen):
+            robust.drop(effect.plan.index)
+        elif isinstance(effect, ev.Fold) and isinstance(given, list):
+            robust.keep(effect.lease.step.index, effect.lease.id, given[0])
+
     def _make(self, steps: list[ev.Step], cut: Cut | None) -> _Done:
         """As many of the steps as can be made. Of a step that is logged there is only one, with its cut."""
         totals, wrong = self._totals(steps)
@@ -180,7 +194,7 @@ class Stepping:
         if wrong is not None and not (isinstance(wrong, Spoiled) and wrong.is_undone):
             return done, wrong
         for step in steps[len(done) :]:
-            self._learner.drop(step.plan.index)
+            (self._robust or self._learner).drop(step.plan.index)
             done.append(ev.Undone(step, str(wrong or "")))
             wrong = None
         return done, None
@@ -194,10 +208,15 @@ class Stepping:
                 break  # one before it was undone, and whoever decides does not know yet
             version += step.steps
             try:
-                totals.append(self._learner.totals(step.plan.index))
+                totals.append(self._totals_of(step))
             except Spoiled as error:
                 return totals, error
         return totals, None
+
+    def _totals_of(self, step: ev.Step) -> list[Total]:
+        if self._robust is not None:
+            return [self._robust.total(step.plan.index, step.plan.sizes, step.shares)]
+        return self._learner.totals(step.plan.index)
 
     def _apply(self, step: ev.Step, totals: list[Total], cut: Cut) -> Applied:
         """Step the optimizer; before that counts, what it takes to do so again is on the disk."""

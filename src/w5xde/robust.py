@@ -1,0 +1,43 @@
+"""Robust means: how many of a step's nodes are left out at each end, and how many nodes that takes.
+
+`trim:B` leaves out the B largest and the B smallest; `median` leaves out as many as it can. Knows no tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+OFF = "off"
+MEDIAN = "median"
+# Half of the most nodes that a run can have.
+TRIM_MAX = 499
+_SPEC = re.compile(r"trim:([1-9]\d{0,2})")
+
+
+class Robust(NamedTuple):
+    """Of a step's nodes, at every coordinate, `trim` are left out at each end; None: all but the middle."""
+
+    trim: int | None
+
+    @property
+    def needs(self) -> int:
+        """How many nodes must take part in a step for the promise to hold."""
+        return 3 if self.trim is None else 2 * self.trim + 1
+
+    def left_out(self, nodes: int) -> int:
+        """How many are left out at each end when so many take part: at least one always remains."""
+        most = (nodes - 1) // 2
+        return most if self.trim is None else min(self.trim, most)
+
+
+def parse_robust(text: str) -> Robust | None:
+    """`off`, `median` or `trim:B`."""
+    if text == OFF:
+        return None
+    if text == MEDIAN:
+        return Robust(None)
+    found = _SPEC.fullmatch(text)
+    if found is None or int(found[1]) > TRIM_MAX:
+        raise ValueError(f"robust {text!r} must be off, median or trim:B with B from 1 to {TRIM_MAX}")
+    return Robust(int(found[1]))
