@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests.system.harness import PATIENCE_SECONDS, ROOT, environment
-from w5xde.bench import codecs, command, links, plot, report
+from w5xde.bench import codecs, command, costs, links, plot, report
 from w5xde.bench.crew import crew, run_apart
 from w5xde.bench.crowd import Crowd
 from w5xde.bench.peers import MATCHES
@@ -39,6 +39,7 @@ COMMANDS = {
     "exchange": ["--params", "1e4,3e4", "--nodes", "2", "--seconds", "0.3", "--optimizer", "adam"],
     "links": ["--rates", "1000", "--params", "2e4", "--seconds", "0.4", "--codec", "none", "--codec", "auto"],
     "peers": ["--rows", "seed-sync,seed-ray", "--nodes", "2", "--pairs", "3", "--seconds", "0.4"],
+    "costs": ["--rows", "tls-async,checks-sync", "--nodes", "2", "--pairs", "3", "--seconds", "0.4"],
     "scale": ["--nodes", "2,6", "--seconds", "0.4"],
 }
 PROGRAM = """
@@ -207,6 +208,50 @@ def test_peers_are_compared_in_pairs_and_every_row_is_there(results):
         assert ours["ledger_batches"] == ours["batches_in_all"]
 
 
+def test_costs_are_compared_in_pairs_with_what_was_asked(results):
+    tls, checks = results["costs"]["rows"]
+    assert [row["row"] for row in (tls, checks)] == ["tls-async", "checks-sync"]
+    assert (tls["asked"], checks["asked"]) == (0.35, 0.05)
+    for row in (tls, checks):
+        pairs = list(zip(row["runs_with"], row["runs_without"], strict=True))
+        assert len(pairs) == 2
+        assert row["ratios"] == pytest.approx(
+            [with_it["batches_per_second"] / without["batches_per_second"] for with_it, without in pairs]
+        )
+        assert row["ratio"] == pytest.approx(statistics.median(row["ratios"]))
+        assert row["switched_cost"] == pytest.approx(1 - row["ratio"])
+        assert row["cost_low"] <= row["cost"] <= row["cost_high"]
+        assert row["verdict"] == costs.verdict(row["cost_low"], row["cost_high"], row["asked"])
+        assert row["audit_clean"]
+        for run in (*row["runs_with"], *row["runs_without"]):
+            assert run["batches_per_second"] == pytest.approx(run["batches"] / run["seconds"])
+            assert run["ledger_batches"] == run["batches_in_all"]
+    assert all(run["is_encrypted"] for run in tls["runs_with"])
+    assert not any(run["is_encrypted"] for run in (*tls["runs_without"], *checks["runs_with"]))
+    assert tls["cost"] == pytest.approx(tls["switched_cost"])
+    assert tls["finite_part_of_coordinator"] is None
+
+
+def test_what_cannot_be_switched_off_is_timed_and_counts_as_a_cost(results):
+    _, checks = results["costs"]["rows"]
+    for part, of in (("coordinator", "coordinator_cpu_seconds"), ("all", "cpu_seconds")):
+        looking, all_in_all = (
+            sum(run[key] for run in checks["runs_with"]) for key in ("check_cpu_seconds", of)
+        )
+        assert checks[f"finite_part_of_{part}"] == pytest.approx(looking / all_in_all)
+        assert 0 < looking < all_in_all
+    assert checks["finite_part_of_all"] < checks["finite_part_of_coordinator"]
+    assert checks["cost"] == pytest.approx(
+        max(0.0, checks["switched_cost"]) + checks["finite_part_of_coordinator"]
+    )
+
+
+def test_a_cost_is_kept_or_missed_only_if_the_whole_interval_is():
+    assert costs.verdict(-0.02, 0.04, 0.05) == "kept"
+    assert costs.verdict(0.04, 0.06, 0.05) == "not sure"
+    assert costs.verdict(0.06, 0.09, 0.05) == "missed"
+
+
 def test_more_connections_are_compared_with_the_first_row(results):
     first, second = results["scale"]["rows"]
     assert first["ratio_to_first"] == 1.0
@@ -258,6 +303,7 @@ def test_results_are_shown_as_tables_too(results, capsys):
         "exchanges/s",
         "not installed",
         "updates/s",
+        "of it finite",
         "direct tensors",
         "auto over none",
     ):
@@ -314,6 +360,7 @@ def test_the_command_knows_every_row_and_every_study():
     assert tuple(MATCHES) == command.MATCH_NAMES
     parser = command.build_parser()
     assert parser.parse_args(["peers"]).rows == tuple(MATCHES)
+    assert parser.parse_args(["costs"]).rows == tuple(costs.COSTS)
     assert parser.parse_args(["evolution"]).studies == tuple(STUDIES)
 
 
@@ -367,6 +414,7 @@ def test_who_is_killed_is_missed_at_once():
         (["seed", "--plot", "nowhere/seed.png"], "there is no folder"),
         (["exchange", "--params", "1e6,many"], "'many' is not a number"),
         (["peers", "--rows", "seed-async,seed"], "'seed' is none of"),
+        (["costs", "--rows", "tls"], "'tls' is none of"),
         (["scale", "--nodes", ""], "--nodes"),
         (["links", "--codec", "zst"], "did you mean 'zstd'?"),
         (["links", "--rates", "100,fast"], "'fast' is not a number"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from typing import Any
 import msgspec
 
 from w5xde.api import Watcher, run_coordinator
-from w5xde.bench.crew import run_apart
+from w5xde.bench.checks import CheckClock
+from w5xde.bench.crew import Line, run_apart
 from w5xde.bench.jobs import BATCH_SIZE, SEED, loss_of
 from w5xde.bench.meter import (
     cpu_seconds,
@@ -49,6 +51,9 @@ class Window(msgspec.Struct):
     batches: int = 0
     steps: int = 0
     cpu_seconds: float = 0.0
+    coordinator_cpu_seconds: float = 0.0
+    # Of the coordinator's, if it was timed.
+    check_cpu_seconds: float = 0.0
     bytes_moved: int = 0
 
     @property
@@ -135,21 +140,23 @@ def run_product(
     window_seconds: float | None = None,
     measures_loss: bool = True,
     has_view: bool = False,
+    times_checks: bool = False,
 ) -> Run:
     """Train with these settings (which must say for how many seconds), in processes of its own.
 
     With `window_seconds` the run ends sooner: when a window of that length has been measured. With `has_view`
-    it is shown as `settings.log` says, to nobody.
+    it is shown as `settings.log` says, to nobody. With `times_checks` the coordinator's looks at numbers are.
     """
     seconds = settings.seconds or 0.0
     stopwatch = Stopwatch(window_seconds or seconds, settings.nodes, stops=window_seconds is not None)
     watcher = _Shown(stopwatch, settings) if has_view else stopwatch
-    said = run_apart(
-        lambda line: run_here(job, settings, name, stopwatch, watcher, measures_loss=measures_loss),
-        "w5xde",
-        seconds,
-    )
-    return msgspec.convert(said, Run)
+
+    def work(line: Line) -> Run:
+        if times_checks:
+            stopwatch.checks.start()
+        return run_here(job, settings, name, stopwatch, watcher, measures_loss=measures_loss)
+
+    return msgspec.convert(run_apart(work, "w5xde", seconds), Run)
 
 
 def run_here(
@@ -208,6 +215,7 @@ class Stopwatch(Watcher):
         self.warm_up_seconds = min(WARM_UP_SECONDS, WARM_UP_PART * seconds)
         self.memory_pss_bytes: int | None = None
         self.peak_bytes: int | None = None
+        self.checks = CheckClock()
         self._seconds = seconds
         self._stops = stops
         self._look_seconds = LOOK_SECONDS if nodes > FEW_NODES else LOOK_SECONDS_IF_FEW
@@ -249,6 +257,8 @@ class Stopwatch(Watcher):
             batches=status.batches,
             steps=status.step,
             cpu_seconds=cpu_seconds(self._tree),
+            coordinator_cpu_seconds=time.process_time(),
+            check_cpu_seconds=self.checks.cpu_seconds,
             bytes_moved=status.bytes_sent + status.bytes_received,
         )
         self._begin = self._begin or self._end

@@ -14,6 +14,7 @@ from w5xde.bench.figures import (
     least_and_most,
     loss,
     micros,
+    percent,
     rate,
     ratio,
     seconds,
@@ -289,6 +290,37 @@ def _peers_row(row: dict[str, Any]) -> list[str]:
     ]
 
 
+def show_costs(out: Console, found: dict[str, Any]) -> None:
+    kept = found["pairs"] - found["pairs_dropped"]
+    out.print(
+        f"[bold]bench costs[/]  {found['nodes']} nodes, {kept} pairs of {seconds(found['seconds'])}, in turns"
+    )
+    out.print(
+        rows(
+            ["row", "without", "verdict", "b/s with", "b/s without", "cost", "95 %", "asked", "of it finite"],
+            [
+                [
+                    row["title"],
+                    row["without"],
+                    row["verdict"],
+                    rate(row["batches_per_second_with"]),
+                    rate(row["batches_per_second_without"]),
+                    percent(row["cost"]),
+                    f"{percent(row['cost_low'])} – {percent(row['cost_high'])}",
+                    percent(row["asked"]),
+                    percent(row["finite_part_of_coordinator"]),
+                ]
+                for row in found["rows"]
+            ],
+            words=3,
+        )
+    )
+    out.print(
+        "  cost: of batches/s; whether numbers are finite is always looked at, and timed: a part of the"
+    )
+    out.print("  coordinator's CPU time, added to what was compared as if nothing else were waited for")
+
+
 def show_scale(out: Console, found: dict[str, Any]) -> None:
     out.print(
         f"[bold]bench scale[/]  {seconds(found['seconds'])} each; light nodes replay captured gradients"
@@ -333,5 +365,6 @@ _SHOW: dict[str, Callable[[Console, dict[str, Any]], None]] = {
     "exchange": show_exchange,
     "links": show_links,
     "peers": show_peers,
+    "costs": show_costs,
     "scale": show_scale,
 }
