@@ -27,6 +27,7 @@ help:
 	@echo "make sim SEEDS=N   run N seeds of the simulator  (FIRST=S starts at seed S)"
 	@echo "make chaos         kill and freeze processes for SECONDS=600, and audit  (CHAOS_FLAGS='--seed 1')"
 	@echo "make fuzz          feed every decoder bad bytes for MINUTES=10; what fails, the tests try first"
+	@echo "                   (guided by coverage, if  .venv/bin/pip install -e '.[fuzz]'  has atheris for it)"
 	@echo "make clean         remove .venv, builds and caches; runs/ stays, it is yours"
 
 demo: $(STAMP)
@@ -76,5 +77,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
