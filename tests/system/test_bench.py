@@ -19,6 +19,7 @@ import pytest
 
 from tests.system.harness import PATIENCE_SECONDS, ROOT, environment
 from w5xde.bench import codecs, command, costs, links, plot, report
+from w5xde.bench.checks import TURN_SECONDS, CheckTurns
 from w5xde.bench.crew import crew, run_apart
 from w5xde.bench.crowd import Crowd
 from w5xde.bench.peers import MATCHES
@@ -39,7 +40,7 @@ COMMANDS = {
     "exchange": ["--params", "1e4,3e4", "--nodes", "2", "--seconds", "0.3", "--optimizer", "adam"],
     "links": ["--rates", "1000", "--params", "2e4", "--seconds", "0.4", "--codec", "none", "--codec", "auto"],
     "peers": ["--rows", "seed-sync,seed-ray", "--nodes", "2", "--pairs", "3", "--seconds", "0.4"],
-    "costs": ["--rows", "tls-async,checks-sync", "--nodes", "2", "--pairs", "3", "--seconds", "0.4"],
+    "costs": ["--rows", "tls-async,checks-sync", "--nodes", "2", "--pairs", "3", "--seconds", "0.8"],
     "scale": ["--nodes", "2,6", "--seconds", "0.4"],
 }
 PROGRAM = """
@@ -208,42 +209,62 @@ def test_peers_are_compared_in_pairs_and_every_row_is_there(results):
         assert ours["ledger_batches"] == ours["batches_in_all"]
 
 
-def test_costs_are_compared_in_pairs_with_what_was_asked(results):
+def test_costs_are_compared_in_turns_with_what_was_asked(results):
     tls, checks = results["costs"]["rows"]
     assert [row["row"] for row in (tls, checks)] == ["tls-async", "checks-sync"]
     assert (tls["asked"], checks["asked"]) == (0.35, 0.05)
     for row in (tls, checks):
-        pairs = list(zip(row["runs_with"], row["runs_without"], strict=True))
-        assert len(pairs) == 2
-        assert row["ratios"] == pytest.approx(
-            [with_it["batches_per_second"] / without["batches_per_second"] for with_it, without in pairs]
-        )
-        assert row["ratio"] == pytest.approx(statistics.median(row["ratios"]))
-        assert row["switched_cost"] == pytest.approx(1 - row["ratio"])
+        pairs = zip(row["with"], row["without_it"], strict=True)
+        assert row["ratios"] == pytest.approx([with_it / without for with_it, without in pairs])
+        assert row["cost"] == pytest.approx(1 - statistics.median(row["ratios"]))
         assert row["cost_low"] <= row["cost"] <= row["cost_high"]
         assert row["verdict"] == costs.verdict(row["cost_low"], row["cost_high"], row["asked"])
         assert row["audit_clean"]
-        for run in (*row["runs_with"], *row["runs_without"]):
+        for run in row["runs"]:
             assert run["batches_per_second"] == pytest.approx(run["batches"] / run["seconds"])
             assert run["ledger_batches"] == run["batches_in_all"]
-    assert all(run["is_encrypted"] for run in tls["runs_with"])
-    assert not any(run["is_encrypted"] for run in (*tls["runs_without"], *checks["runs_with"]))
-    assert tls["cost"] == pytest.approx(tls["switched_cost"])
-    assert tls["finite_part_of_coordinator"] is None
 
 
-def test_what_cannot_be_switched_off_is_timed_and_counts_as_a_cost(results):
-    _, checks = results["costs"]["rows"]
-    for part, of in (("coordinator", "coordinator_cpu_seconds"), ("all", "cpu_seconds")):
-        looking, all_in_all = (
-            sum(run[key] for run in checks["runs_with"]) for key in ("check_cpu_seconds", of)
-        )
-        assert checks[f"finite_part_of_{part}"] == pytest.approx(looking / all_in_all)
-        assert 0 < looking < all_in_all
-    assert checks["finite_part_of_all"] < checks["finite_part_of_coordinator"]
-    assert checks["cost"] == pytest.approx(
-        max(0.0, checks["switched_cost"]) + checks["finite_part_of_coordinator"]
+def test_what_is_called_encrypted_is_and_what_is_not_is_not(results):
+    tls, checks = results["costs"]["rows"]
+    # Two pairs, as the first of three is dropped: those with it, then those without.
+    assert [run["is_encrypted"] for run in tls["runs"]] == [True, True, False, False]
+    rates = [run["batches_per_second"] for run in tls["runs"]]
+    assert tls["with"] + tls["without_it"] == pytest.approx(rates)
+    assert not any(run["is_encrypted"] for run in checks["runs"])
+    assert tls["coordinator_cpu_part"] is None
+
+
+def test_checks_are_left_out_every_other_turn_and_their_time_is_counted(results):
+    checks = results["costs"]["rows"][1]
+    assert len(checks["runs"]) == 3
+    for run in checks["runs"]:
+        assert len(run["checks"]["looking"]) - len(run["checks"]["blind"]) in (0, 1)
+    spent, looking = (
+        sum(run["checks"][key] for run in checks["runs"]) for key in ("cpu_seconds", "look_cpu_seconds")
     )
+    assert checks["coordinator_cpu_part"] == pytest.approx(looking / spent)
+    assert 0 < looking < spent
+
+
+def test_with_closed_eyes_nothing_is_looked_at():
+    def turns() -> dict[str, bool]:
+        from w5xde.control.judge import NormLimit
+
+        found = {}
+        checks = CheckTurns()
+        checks.start()
+        limit = NormLimit("1.5")
+        for batches, name in enumerate(("looking", "blind", "looking again")):
+            checks.turn(batches * TURN_SECONDS, batches)
+            found[name] = limit.of(1) == 1.5
+        return found
+
+    assert run_apart(lambda line: turns(), "eyes", 5.0) == {
+        "looking": True,
+        "blind": False,
+        "looking again": True,
+    }
 
 
 def test_a_cost_is_kept_or_missed_only_if_the_whole_interval_is():
@@ -303,7 +324,7 @@ def test_results_are_shown_as_tables_too(results, capsys):
         "exchanges/s",
         "not installed",
         "updates/s",
-        "of it finite",
+        "checks of updates, sync",
         "direct tensors",
         "auto over none",
     ):

@@ -1,28 +1,30 @@
 """`bench costs`: what encryption and the checks of updates take of the seeds' benchmark, with what was asked.
 
-With and without, in turns. Encrypted runs use the product's own TLS 1.3 on loopback, so that no port is open
-to other machines: with a certificate made for this, because only a user's own is used there.
+Encrypted and clear runs take turns. The encrypted ones use the product's own TLS 1.3 on loopback, so that no
+port is open to other machines: with a certificate made for this, because only a user's own is used there.
 
-Of the checks, the limit on norms can be switched off; whether numbers are finite is always looked at. That is
-timed where it happens, and its part of the coordinator's CPU time is added: batches a second fall by so much
-if a run waits for the coordinator alone, and by its part of all CPU time if it waits for the cores. The
-interval reaches from the one to the other.
+The checks cannot be switched off, and take less than runs differ by: they are left out for half a second and
+done for the next, within each run (see `checks`).
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import statistics
 import tempfile
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from w5xde.bench import jobs
+from w5xde.bench.checks import TURN_SECONDS
 from w5xde.bench.crew import warm_up
 from w5xde.bench.meter import machine
-from w5xde.bench.pairs import Measured, dropped, in_turns, median, run_of_ours
+from w5xde.bench.pairs import Measured, dropped, in_turns, run_of_ours
 from w5xde.bench.seed import SYNC_STEP_BATCHES, Say
 from w5xde.bench.stats import compare
+from w5xde.errors import TrainingError
 
 HERE = "127.0.0.1"
 CERTIFICATE_DAYS = 2
@@ -33,150 +35,141 @@ class Cost:
     """One row: what it is that costs, in which mode, and the most it was asked to cost."""
 
     title: str
-    mode: str
-    with_it: str
     without: str
-    asked: float
+    mode: str
     batches_per_step: int
-    # What the run without it sets; and both.
-    settings_without: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    is_tls: bool = False
-    times_checks: bool = False
+    asked: float
+    measure: Callable[[Cost, CostsOptions, Say], Compared]
 
 
-def _tls(mode: str, batches_per_step: int) -> Cost:
-    return Cost(
-        f"TLS, {mode}",
-        mode,
-        "TLS 1.3, loopback TCP",
-        "clear text, loopback TCP",
-        asked=0.35,
-        batches_per_step=batches_per_step,
-        settings={"road": "tcp", "host": HERE},
-        is_tls=True,
-    )
+@dataclass(slots=True)
+class Compared:
+    """What was found with and without it: batches a second in turns, and the runs they are from."""
 
-
-def _checks(mode: str, batches_per_step: int) -> Cost:
-    return Cost(
-        f"checks of updates, {mode}",
-        mode,
-        "as they are",
-        "no limit on norms",
-        asked=0.05,
-        batches_per_step=batches_per_step,
-        settings_without={"max_update_norm": "off"},
-        times_checks=True,
-    )
-
-
-COSTS: dict[str, Cost] = {
-    "tls-sync": _tls("sync", SYNC_STEP_BATCHES),
-    "tls-async": _tls("async", 1),
-    "checks-sync": _checks("sync", SYNC_STEP_BATCHES),
-    "checks-async": _checks("async", 1),
-}
+    with_it: list[float]
+    without: list[float]
+    runs: list[Measured]
+    # The part of the coordinator's CPU time, where it was counted.
+    cpu_part: float | None = None
+    audit_clean: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class CostsOptions:
     """What can be chosen."""
 
-    rows: tuple[str, ...] = tuple(COSTS)
+    rows: tuple[str, ...]
     pairs: int = 6
     seconds: float = 6.0
     nodes: int = 10
 
 
+def _run(cost: Cost, options: CostsOptions, seconds: float, **more: Any) -> Measured:
+    name = "w5xde.bench:costs"
+    more |= {"mode": cost.mode, "batches_per_step": cost.batches_per_step}
+    return run_of_ours(jobs.seed, options.nodes, seconds, name=name, **more)
+
+
+def _encryption(cost: Cost, options: CostsOptions, say: Say) -> Compared:
+    road = {"road": "tcp", "host": HERE}
+    with tempfile.TemporaryDirectory(prefix="w5xde-bench-") as folder:
+        certificate = _certificate(Path(folder))
+        turns = in_turns(
+            options.pairs,
+            ("TLS", lambda: _run(cost, options, options.seconds, **road, **certificate)),
+            (cost.without, lambda: _run(cost, options, options.seconds, **road)),
+            say,
+        )
+    return Compared(
+        [run["batches_per_second"] for run in turns.ones],
+        [run["batches_per_second"] for run in turns.others],
+        turns.ones + turns.others,
+        audit_clean=turns.audit_clean,
+    )
+
+
+def _checks(cost: Cost, options: CostsOptions, say: Say) -> Compared:
+    found = Compared([], [], [])
+    looking = spent = 0.0
+    # As long as a pair of runs; at least two pairs of turns.
+    seconds = max(2 * options.seconds, 4 * TURN_SECONDS)
+    for number in range(options.pairs):
+        say(f"run {number + 1} of {options.pairs}: with and without, every half second")
+        run = _run(cost, options, seconds, checks_in_turns=True)
+        found.runs.append(run)
+        found.audit_clean &= run["audit_clean"]
+        turns = run["checks"]
+        pairs = list(zip(turns["looking"], turns["blind"], strict=False))
+        found.with_it += [pair[0] for pair in pairs]
+        found.without += [pair[1] for pair in pairs]
+        looking += turns["look_cpu_seconds"]
+        spent += turns["cpu_seconds"]
+    if not found.with_it:
+        raise TrainingError(
+            f"no run of {seconds:g} s had two turns: its steps take longer",
+            code="W5-320",
+            fix="give more --seconds",
+        )
+    found.cpu_part = looking / spent
+    return found
+
+
+COSTS: dict[str, Cost] = {
+    "tls-sync": Cost("TLS, sync", "clear text", "sync", SYNC_STEP_BATCHES, 0.35, _encryption),
+    "tls-async": Cost("TLS, async", "clear text", "async", 1, 0.35, _encryption),
+    "checks-sync": Cost("checks of updates, sync", "none", "sync", SYNC_STEP_BATCHES, 0.05, _checks),
+    "checks-async": Cost("checks of updates, async", "none", "async", 1, 0.05, _checks),
+}
+
+
 def run_costs(options: CostsOptions, say: Say) -> dict[str, Any]:
     """A row for each cost."""
     warm_up()
-    with tempfile.TemporaryDirectory(prefix="w5xde-bench-") as folder:
-        certificate = _certificate(Path(folder))
-        rows = [_row(name, COSTS[name], options, certificate, say) for name in options.rows]
+    rows = [_row(name, COSTS[name], options, say) for name in options.rows]
     return {
         "bench": "costs",
         "nodes": options.nodes,
         "pairs": options.pairs,
         "pairs_dropped": dropped(options.pairs),
         "seconds": options.seconds,
+        "turn_seconds": TURN_SECONDS,
         "rows": rows,
         "audit_clean": all(row["audit_clean"] for row in rows),
         "machine": machine(),
     }
 
 
-def _row(
-    name: str, cost: Cost, options: CostsOptions, certificate: dict[str, str], say: Say
-) -> dict[str, Any]:
-    def run(**settings: Any) -> Measured:
-        return run_of_ours(
-            jobs.seed,
-            options.nodes,
-            options.seconds,
-            name="w5xde.bench:costs",
-            times_checks=cost.times_checks,
-            mode=cost.mode,
-            batches_per_step=cost.batches_per_step,
-            **cost.settings | settings,
-        )
-
-    turns = in_turns(
-        options.pairs,
-        (cost.with_it, lambda: run(**certificate if cost.is_tls else {})),
-        (cost.without, lambda: run(**cost.settings_without)),
-        lambda text: say(f"{name}, {text}"),
-    )
-    found = compare(turns.ratios)
-    finite_of_coordinator = finite_of_all = None
-    low, middle, high = 1 - found.high, 1 - found.ratio, 1 - found.low
-    if cost.times_checks:
-        finite_of_coordinator = _part(turns.ones, "coordinator_cpu_seconds")
-        finite_of_all = _part(turns.ones, "cpu_seconds")
-        # What noise makes less than nothing does not pay for what is added.
-        low, middle, high = (max(0.0, each) for each in (low, middle, high))
-        low += finite_of_all
-        middle += finite_of_coordinator
-        high += finite_of_coordinator
+def _row(name: str, cost: Cost, options: CostsOptions, say: Say) -> dict[str, Any]:
+    compared = cost.measure(cost, options, lambda text: say(f"{name}, {text}"))
+    pairs = zip(compared.with_it, compared.without, strict=True)
+    found = compare([with_it / without for with_it, without in pairs if without])
+    low, high = 1 - found.high, 1 - found.low
     return {
         "row": name,
         "title": cost.title,
+        "without": cost.without,
         "mode": cost.mode,
         "nodes": options.nodes,
         "batches_per_step": cost.batches_per_step,
-        "with": cost.with_it,
-        "without": cost.without,
         "asked": cost.asked,
-        "ratio": found.ratio,
-        "low": found.low,
-        "high": found.high,
-        "ratios": found.ratios,
-        "switched_cost": 1 - found.ratio,
-        "finite_part_of_coordinator": finite_of_coordinator,
-        "finite_part_of_all": finite_of_all,
-        "cost": middle,
+        "cost": 1 - found.ratio,
         "cost_low": low,
         "cost_high": high,
         "verdict": verdict(low, high, cost.asked),
-        "batches_per_second_with": median(turns.ones, "batches_per_second"),
-        "batches_per_second_without": median(turns.others, "batches_per_second"),
-        "cpu_us_per_batch_with": median(turns.ones, "cpu_us_per_batch"),
-        "cpu_us_per_batch_without": median(turns.others, "cpu_us_per_batch"),
-        "runs_with": turns.ones,
-        "runs_without": turns.others,
-        "audit_clean": turns.audit_clean,
+        "ratios": found.ratios,
+        "batches_per_second_with": statistics.median(compared.with_it),
+        "batches_per_second_without": statistics.median(compared.without),
+        "with": compared.with_it,
+        "without_it": compared.without,
+        "coordinator_cpu_part": compared.cpu_part,
+        "runs": compared.runs,
+        "audit_clean": compared.audit_clean,
     }
 
 
 def verdict(low: float, high: float, asked: float) -> str:
     """Kept or missed only if the whole interval says so."""
     return "kept" if high <= asked else "missed" if low > asked else "not sure"
-
-
-def _part(runs: list[Measured], of: str) -> float:
-    """What the looks took of the CPU time, of all runs together."""
-    return float(sum(run["check_cpu_seconds"] for run in runs) / sum(run[of] for run in runs))
 
 
 def _certificate(folder: Path) -> dict[str, str]:

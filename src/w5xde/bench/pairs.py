@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from w5xde.bench.product import count_again, run_product, settings_for
 from w5xde.bench.seed import Say, runs_folder
 from w5xde.learn.job import Job
@@ -67,12 +69,12 @@ def median(runs: list[Measured], key: str) -> float:
 
 
 def run_of_ours(
-    job: Job, nodes: int, seconds: float, *, name: str, times_checks: bool = False, **settings: Any
+    job: Job, nodes: int, seconds: float, *, name: str, checks_in_turns: bool = False, **settings: Any
 ) -> Measured:
     """One run of ours with these settings, measured for so long, and its ledger counted again."""
     with runs_folder(None) as runs:
         chosen = settings_for(runs, nodes=nodes, seconds=SECONDS_FACTOR * seconds + SECONDS_MORE, **settings)
-        run = run_product(job, chosen, name=name, window_seconds=seconds, times_checks=times_checks)
+        run = run_product(job, chosen, name=name, window_seconds=seconds, checks_in_turns=checks_in_turns)
         count = count_again(run)
         entrance = TicketRegister(Path(run.folder)).entrance
     window = run.window
@@ -84,9 +86,7 @@ def run_of_ours(
         "seconds": window.seconds,
         "batches_per_second": window.batches_per_second or 0.0,
         "cpu_us_per_batch": window.cpu_us_per_batch or 0.0,
-        "cpu_seconds": window.cpu_seconds,
-        "coordinator_cpu_seconds": window.coordinator_cpu_seconds,
-        "check_cpu_seconds": window.check_cpu_seconds if times_checks else None,
+        "checks": msgspec.to_builtins(run.checks) if checks_in_turns else None,
         "loss_all_samples": run.loss_all_samples,
         "compression_ratio": run.summary["compression_ratio"],
         "batches_in_all": run.summary["batches"],

@@ -293,22 +293,35 @@ def _peers_row(row: dict[str, Any]) -> list[str]:
 def show_costs(out: Console, found: dict[str, Any]) -> None:
     kept = found["pairs"] - found["pairs_dropped"]
     out.print(
-        f"[bold]bench costs[/]  {found['nodes']} nodes, {kept} pairs of {seconds(found['seconds'])}, in turns"
+        f"[bold]bench costs[/]  {found['nodes']} nodes; encryption in {kept} pairs of runs of "
+        f"{seconds(found['seconds'])}, checks in turns of {seconds(found['turn_seconds'])} within runs"
     )
     out.print(
         rows(
-            ["row", "without", "verdict", "b/s with", "b/s without", "cost", "95 %", "asked", "of it finite"],
+            [
+                "row",
+                "compared with",
+                "verdict",
+                "turns",
+                "b/s with",
+                "without",
+                "cost",
+                "95 %",
+                "asked",
+                "CPU",
+            ],
             [
                 [
                     row["title"],
                     row["without"],
                     row["verdict"],
+                    count(len(row["ratios"])),
                     rate(row["batches_per_second_with"]),
                     rate(row["batches_per_second_without"]),
                     percent(row["cost"]),
                     f"{percent(row['cost_low'])} – {percent(row['cost_high'])}",
                     percent(row["asked"]),
-                    percent(row["finite_part_of_coordinator"]),
+                    percent(row["coordinator_cpu_part"]),
                 ]
                 for row in found["rows"]
             ],
@@ -316,9 +329,8 @@ def show_costs(out: Console, found: dict[str, Any]) -> None:
         )
     )
     out.print(
-        "  cost: of batches/s; whether numbers are finite is always looked at, and timed: a part of the"
+        "  cost: of batches/s; CPU: what the checks take of the coordinator's time, reading clocks included"
     )
-    out.print("  coordinator's CPU time, added to what was compared as if nothing else were waited for")
 
 
 def show_scale(out: Console, found: dict[str, Any]) -> None:
