@@ -19,12 +19,12 @@ import os
 import select
 import signal
 import socket
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,7 @@ ATTACKS: dict[str, tuple[Attack, Callable[[], list[str]], float]] = {
 # --- what is measured -----------------------------------------------------------------------------
 
 # Nodes that compute elsewhere take their time without a core of ours; nodes here share the attacker's.
+BATCH_SECONDS = 0.02
 _MORE: dict[str, Any] = {"road": "tcp", "epochs": 10**6, "batch_size": 32, "batches_per_step": 32}
 POOLS = {
     "elsewhere": {"job": f"{JOBS}:slow", "nodes": 8, **_MORE},
@@ -232,43 +233,42 @@ def line(words: list[str]) -> str:
     return "  ".join(f"{word:<10}" if at < 2 else f"{word:>10}" for at, word in enumerate(words))
 
 
-def measure(run: Attacked, pool: str, name: str, seconds: float) -> Row:
-    """Before, during and after; and the same at a door that is nobody's."""
-    attack, sources, join_seconds_max = ATTACKS[name]
+def measure(pool: str, names: list[str], seconds: float) -> Iterator[Row]:
+    """Each attack between two quiet times; and the same at a door that is nobody's, before it."""
     job = str(POOLS[pool]["job"])
-    join_quiet = seconds_to_join(run, job, f"{name}-before")
-    quiet = [rate(run, seconds)]
-    with bare_door() as port, forked(lambda: attack(port, sources(), Tally())):
-        decoy = rate(run, seconds)
-    quiet.append(rate(run, seconds))
-    tally = Tally()
-    with forked(lambda: attack(run.port, sources(), tally)):
-        began = time.monotonic()
-        busy = rate(run, seconds)
-        made = tally.count / (time.monotonic() - began)
-        joined = seconds_to_join(run, job, f"{name}-during")
-    quiet.append(rate(run, seconds))
-    return Row(pool, name, made, statistics.mean(quiet), busy, decoy, join_quiet, joined, join_seconds_max)
+    with tempfile.TemporaryDirectory() as folder, attacked(Path(folder), **POOLS[pool]) as run:
+        run.wait_for_step(20)
+        join_quiet = seconds_to_join(run, job, "before")
+        quiet = rate(run, seconds / 2)
+        for name in names:
+            attack, sources, join_seconds_max = ATTACKS[name]
+            with bare_door() as port, forked(partial(attack, port, sources(), Tally())):
+                decoy = rate(run, seconds / 2)
+            tally, began = Tally(), time.monotonic()
+            with forked(partial(attack, run.port, sources(), tally)):
+                busy = rate(run, seconds)
+                made = tally.count / (time.monotonic() - began)
+                joined = seconds_to_join(run, job, f"during-{name}")
+            before, quiet = quiet, rate(run, seconds / 2)
+            usual = (before + quiet) / 2
+            yield Row(pool, name, made, usual, busy, decoy, join_quiet, joined, join_seconds_max)
+        run.stop()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.security.floods")
-    parser.add_argument(
-        "--seconds", type=float, default=10.0, help="of each part of each attack (default: 10)"
-    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each attack (default: 10)")
     parser.add_argument("--pools", default=",".join(POOLS), help="(default: all)")
     parser.add_argument("--attacks", default=",".join(ATTACKS), help="(default: all)")
     given = parser.parse_args()
-    rows = []
+    os.environ["TEST_BATCH_SECONDS"] = str(BATCH_SECONDS)
+    is_kept = True
     print(line(HEADINGS), flush=True)
     for pool in given.pools.split(","):
-        with tempfile.TemporaryDirectory() as folder, attacked(Path(folder), **POOLS[pool]) as run:
-            run.wait_for_step(20)
-            for name in given.attacks.split(","):
-                rows.append(measure(run, pool, name, given.seconds))
-                print(rows[-1].text(), flush=True)
-            run.stop()
-    return 0 if all(row.is_kept for row in rows) else 1
+        for row in measure(pool, given.attacks.split(","), given.seconds):
+            print(row.text(), flush=True)
+            is_kept &= row.is_kept
+    return 0 if is_kept else 1
 
 
 if __name__ == "__main__":

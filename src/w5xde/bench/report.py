@@ -328,9 +328,7 @@ def show_costs(out: Console, found: dict[str, Any]) -> None:
             words=3,
         )
     )
-    out.print(
-        "  cost: of batches/s; CPU: what the checks take of the coordinator's time, reading clocks included"
-    )
+    out.print("  cost: of batches/s; CPU: what the checks take of the coordinator's time, counted by samples")
 
 
 def show_scale(out: Console, found: dict[str, Any]) -> None:
