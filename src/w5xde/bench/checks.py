@@ -8,6 +8,8 @@ that is thrown away with what it trained. The CPU time of the looks is counted t
 from __future__ import annotations
 
 import math
+import random
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +19,10 @@ from w5xde.learn.soundness import Gauge
 from w5xde.learn.undo import Undo
 
 TURN_SECONDS = 0.5
-# Reading the clock takes as long as a short look, so one of so many is timed, and counts for all.
+# Reading the clock takes longer than a short look: so one of so many, by chance, is timed and counts for all,
+# and what passes between two readings with nothing between them is taken off.
 TIMED_OF = 16
+_READINGS = 1000
 
 # Who looks, and what one says whose eyes are closed.
 _LOOKS: dict[tuple[type, str], Callable[..., Any]] = {
@@ -45,12 +49,15 @@ class CheckTurns:
         self._is_on = False
         self._is_blind = False
         self._is_inside = False
-        self._looks = 0
+        self._chance = random.Random(0)
+        self._reading_seconds = 0.0
         # When the turn began, how many batches there were then, and how much CPU time.
         self._since: tuple[float, int, float] | None = None
 
     def start(self) -> None:
         self._is_on = True
+        passed = [-time.thread_time() + time.thread_time() for _ in range(_READINGS)]
+        self._reading_seconds = statistics.median(passed)
         for (owner, name), unseen in _LOOKS.items():
             setattr(owner, name, self._look(vars(owner)[name], unseen))
 
@@ -61,14 +68,14 @@ class CheckTurns:
             if self._is_inside:  # one look is part of another
                 return look(*arguments)
             self._is_inside = True
-            self._looks += 1
-            begun = None if self._looks % TIMED_OF else time.thread_time()
+            begun = time.thread_time() if self._chance.random() * TIMED_OF < 1 else None
             try:
                 return look(*arguments)
             finally:
                 self._is_inside = False
                 if begun is not None:
-                    self.look_cpu_seconds += TIMED_OF * (time.thread_time() - begun)
+                    took = time.thread_time() - begun - self._reading_seconds
+                    self.look_cpu_seconds += TIMED_OF * took
 
         return looked
 
