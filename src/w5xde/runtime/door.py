@@ -15,8 +15,9 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
-from w5xde.control.doorman import STRANGER_SECONDS, Doorman
+from w5xde.control.doorman import ADDRESSES_MAX, STRANGER_SECONDS, Doorman
 from w5xde.errors import UsageError
 from w5xde.runtime import tls
 from w5xde.runtime.roads import HAS_LOCAL_ROAD, is_here, local_name, reason_of
@@ -256,7 +257,12 @@ def _who(sock: socket.socket) -> tuple[str, bool]:
     if sock.family == socket.AF_UNIX:
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return f"user {struct.unpack('3i', credentials)[1]} of this machine", True
-    host = sock.getpeername()[0]
+    return _seen_as(sock.getpeername()[0])
+
+
+# A quarter of what turning somebody away takes, and who floods the door comes again and again.
+@lru_cache(ADDRESSES_MAX)
+def _seen_as(host: str) -> tuple[str, bool]:
     address = ipaddress.ip_address(host.partition("%")[0])
     if address.version == 6 and not address.is_loopback:
         # Whoever has one address of IPv6 has the other 2**64 of its network too.
