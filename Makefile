@@ -16,7 +16,7 @@ STAMP := $(VENV)/.installed
 PIP := $(RUN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check docs sim chaos fuzz clean
+.PHONY: help demo test lint check docs sim chaos fuzz floods clean
 
 help:
 	@echo "make demo          train on handwritten digits with three nodes, and compare with one process"
@@ -27,6 +27,8 @@ help:
 	@echo "make sim SEEDS=N   run N seeds of the simulator  (FIRST=S starts at seed S)"
 	@echo "make chaos         kill and freeze processes for SECONDS=600, and audit  (CHAOS_FLAGS='--seed 1')"
 	@echo "make fuzz          feed every decoder bad bytes for MINUTES=10; what fails, the tests try first"
+	@echo "                   (guided by coverage, if  .venv/bin/pip install -e '.[fuzz]'  has atheris for it)"
+	@echo "make floods        a run under slow-loris, idle connections and 1,000 connects a second; about five minutes"
 	@echo "make clean         remove .venv, builds and caches; runs/ stays, it is yours"
 
 demo: $(STAMP)
@@ -57,6 +59,9 @@ chaos: $(STAMP)
 fuzz: $(STAMP)
 	$(RUN)/python -m tests.security --minutes $(MINUTES)
 
+floods: $(STAMP)
+	$(RUN)/python -m tests.security.floods
+
 # The stamp is written last, so an installation that was interrupted is done again.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -76,5 +81,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

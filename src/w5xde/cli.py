@@ -48,7 +48,7 @@ _OVERVIEW = """examples:
 settings: flag, then W5XDE_* (W5XDE_BATCH_SIZE=64), then w5xde.toml (batch-size = 64), then default.
   w5xde COMMAND --help lists them."""
 
-BENCH_ABOUT = "measure: the first system's benchmark, codecs, exchange, peers, scale"
+BENCH_ABOUT = "measure: the first system's benchmark, codecs, exchange, links, peers, costs, scale"
 
 _JOB_HELP = "train.py, train.py:name or package.module:name"
 

@@ -1,12 +1,15 @@
 """`python -m tests.security`: every lie, and every property with EXAMPLES examples or for MINUTES.
 
-Uses no `assert`, so that `python -O` checks the same. What fails is kept in .hypothesis, where the next run
-begins, of these and of the tests.
+For minutes the inputs come from a fuzzer that is guided by what they reach (`guided`), where atheris is
+installed, else from hypothesis alone. Uses no `assert`, so that `python -O` checks the same. What fails is
+kept in .hypothesis, where the next run begins, of these and of the tests.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import subprocess
 import sys
 import time
 import zlib
@@ -31,6 +34,11 @@ def main() -> int:
     if given.break_it:
         Zlib.decompress = lambda self, block, raw_bytes: zlib.decompress(block)  # type: ignore[method-assign]
     failed = _lies()
+    if given.minutes and not failed and importlib.util.find_spec("atheris") is not None:
+        print(f"{len(LIES)} lies, {len(NUMBERS)} numbers; failed: none", flush=True)
+        # A process of its own: what is to be watched must not be loaded yet.
+        guided = [sys.executable, "-m", "tests.security.guided", "--minutes", str(given.minutes)]
+        return subprocess.run(guided, check=False).returncode
     tried = 0
     end = time.monotonic() + 60 * given.minutes
     examples = given.examples or (ROUND_EXAMPLES if given.minutes else 0)

@@ -7,6 +7,7 @@ uses `assert`: `python -O` runs them too.
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -43,6 +44,8 @@ from w5xde.messages import (
 )
 from w5xde.protocol.session import CHECKING, CLOSED, COORDINATOR, GREETED, NEW, NODE, WORKING, Session
 from w5xde.protocol.wire import Decoder, Frame, Limits, encode
+from w5xde.ticket import PREFIX, Secret, Ticket, _to_base32
+from w5xde.ticket import parse as parse_ticket
 
 # --- frames ---------------------------------------------------------------------------------------
 
@@ -261,3 +264,33 @@ def check_spec(text: str) -> None:
         parse_spec(text)
     refused = refusal_of(lambda: _receiver("none").decode(text, memoryview(bytearray(VECTOR_BYTES))))
     require(refused is not None or text == "none", f"{text!r} was never agreed on")
+
+
+# --- tickets --------------------------------------------------------------------------------------
+
+_FACTS: dict[str, Any] = {"id": bytes(range(8)), "secret": Secret(bytes(16)), "expires_at": 1_900_000_000}
+_NEAR = (("192.168.1.20", 5555), ("fd00::1:2", 5555))
+# One of each kind: pinned, in clear text, with a certificate of the user's own.
+TICKETS = [
+    Ticket(addresses=_NEAR, fingerprint=bytes(range(32)), **_FACTS),
+    Ticket(addresses=(("a", 1),), fingerprint=b"", is_clear=True, **_FACTS),
+    Ticket(addresses=(("gpu-1.lab.example.org", 65535),), fingerprint=b"", is_pki=True, **_FACTS),
+]
+
+
+def as_ticket(body: bytes) -> str:
+    """What another program would write: any body, with the length and the checksum that belong to it."""
+    whole = bytearray(body)
+    if len(whole) > 1:
+        whole[1] = (len(whole) + 4) % 256
+    return PREFIX + _to_base32(bytes(whole) + zlib.crc32(whole).to_bytes(4, "big"))
+
+
+def check_ticket(text: str) -> None:
+    """A text is a ticket that would be written just so, or is refused with W5-101."""
+    try:
+        ticket = parse_ticket(text)
+    except JoinError as error:
+        require(error.code == "W5-101", f"refused with {error.code}: {error.what}")
+    else:
+        require(parse_ticket(ticket.to_text()) == ticket, "a ticket changed on its way")

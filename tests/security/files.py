@@ -13,6 +13,7 @@ import struct
 import tempfile
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tests.security.measure import refusal_of, require
 from tests.sim.disk import VirtualDisk
 from tests.system.jobs import data, loss
 from w5xde.config import Settings
+from w5xde.errors import JoinError, UsageError
 from w5xde.learn.checkpoint import capture, restore
 from w5xde.learn.learner import Learner
 from w5xde.learn.prepare import prepare
@@ -38,6 +40,7 @@ from w5xde.runtime.restore import facts_of, newest
 from w5xde.runtime.restore import restore as restore_run
 from w5xde.runtime.seal import NOTHING, seal, unseal
 from w5xde.runtime.store import Store
+from w5xde.runtime.tickets import Entrance, TicketRegister
 
 # --- what a learner knows -------------------------------------------------------------------------
 
@@ -203,6 +206,40 @@ def _load_nothing(files: dict[str, bytes]) -> None:
 
 def _apply_nothing(step: Any, record: dict[str, Any], body: bytes) -> None:
     """A learner looks at the numbers; here only their places matter."""
+
+
+# --- tickets --------------------------------------------------------------------------------------
+
+
+@lru_cache(1)
+def honest_register() -> bytes:
+    """What a register holds of which one ticket was used once."""
+    with tempfile.TemporaryDirectory() as folder:
+        register = TicketRegister.begin(Path(folder), Entrance((("127.0.0.1", 5555),), "00" * 32))
+        ticket = register.new(1e9)
+        register.admit_ticket(ticket.id, ticket.secret.reveal(), 1e9, name="apple")
+        content, _ = unseal((Path(folder) / "tickets.json").read_bytes()[:-1])
+        return content
+
+
+def check_register(data: bytes) -> None:
+    """A register is read and used, or refused; whoever comes is let in or not, and told why not."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "tickets.json"
+        file.touch(0o600)
+        file.write_bytes(data)
+        refused = refusal_of(lambda: TicketRegister(Path(folder)))
+        if refused is None:
+            register = TicketRegister(Path(folder))
+            for use in (
+                lambda: register.new(1e9),
+                lambda: [row.state(1e9) for row in register.tickets()],
+                lambda: [register.ban_of(bytes.fromhex(row.id)) for row in register.nodes()],
+                lambda: register.admit_ticket(bytes(8), bytes(16), 1e9),
+                lambda: register.admit_node(bytes(8), bytes(32)),
+            ):
+                with suppress(JoinError, UsageError):
+                    refusal_of(use)
 
 
 # --- what a run was started with ------------------------------------------------------------------

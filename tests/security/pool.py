@@ -47,16 +47,23 @@ class Attacked:
     def register(self) -> TicketRegister:
         return TicketRegister(self.folder)
 
-    def step(self) -> int:
-        """How far it is: by its metrics, which are written every second."""
+    def metrics(self) -> dict[str, Any]:
+        """The newest line of them, of which there is one a second."""
         lines = (self.folder / "metrics.jsonl").read_text().splitlines()
-        return int(json.loads(lines[-1])["step"]) if lines else 0
+        found: dict[str, Any] = json.loads(lines[-1]) if lines else {"step": 0, "seconds": 0.0, "batches": 0}
+        return found
+
+    def step(self) -> int:
+        """How far it is."""
+        return int(self.metrics()["step"])
 
     def wait_for_step(self, step: int) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while self.step() < step:
-            assert time.monotonic() < deadline, f"still at step {self.step()}"
-            time.sleep(0.05)
+        wait_until(lambda: self.step() >= step, lambda: f"still at step {self.step()}")
+
+    def metrics_after(self, seconds: float) -> dict[str, Any]:
+        """The first that are seen of a later second of the run."""
+        wait_until(lambda: self.metrics()["seconds"] > seconds, lambda: f"nothing new after {seconds} s")
+        return self.metrics()
 
     def stop(self) -> dict[str, Any]:
         os.kill(self.pid, signal.SIGINT)
@@ -77,10 +84,15 @@ class Attacked:
         return str(events(self.folder))
 
     def wait_until_told(self, text: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while text not in self.told():
-            assert time.monotonic() < deadline, f"{text!r} is not in {self.told()}"
-            time.sleep(0.05)
+        wait_until(lambda: text in self.told(), lambda: f"{text!r} is not in {self.told()[-2000:]}")
+
+
+def wait_until(is_so: Callable[[], bool], otherwise: Callable[[], str]) -> None:
+    """Until another process has done something that can only be looked at."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, otherwise()
+        time.sleep(0.02)
 
 
 @contextmanager

@@ -48,6 +48,15 @@ class Property:
         settings(max_examples=examples or self.examples, **PROFILE)(given(**self.on)(counted))()
         return tried
 
+    def on_bytes(self) -> Callable[[bytes], object]:
+        """The same for a fuzzer that has bytes: what is tried is drawn from them."""
+
+        @wraps(self.check)
+        def checked(**drawn: Any) -> None:
+            self.check(**drawn)
+
+        return settings(**PROFILE)(given(**self.on)(checked)).hypothesis.fuzz_one_input
+
 
 PROPERTIES: dict[str, Property] = {}
 
@@ -279,6 +288,34 @@ def a_damaged_step_log(edits, is_sealed):
 @holds(500, data=st.binary(max_size=60) | inputs.json_anything.map(msgspec.json.encode))
 def any_bytes_as_what_a_run_was_started_with(data):
     files.check_run_manifest(data)
+
+
+# --- tickets --------------------------------------------------------------------------------------
+
+_tickets = st.sampled_from(decoders.TICKETS)
+
+
+@holds(500, text=st.text(max_size=150), is_ours=st.booleans())
+def any_text_as_a_ticket(text, is_ours):
+    decoders.check_ticket("w5" + text if is_ours else text)
+
+
+@holds(500, ticket=_tickets, edits=inputs.edits)
+def a_damaged_ticket(ticket, edits):
+    decoders.check_ticket(inputs.edited(ticket.to_text().encode(), edits).decode("latin-1"))
+
+
+@holds(700, ticket=_tickets, edits=inputs.edits)
+def a_ticket_that_another_program_made(ticket, edits):
+    decoders.check_ticket(decoders.as_ticket(inputs.edited(ticket._body(), edits)[:200]))
+
+
+@holds(300, changes=inputs.json_changes)
+def any_value_in_a_register_of_tickets(changes):
+    book = msgspec.json.decode(files.honest_register())
+    for path, value in changes:
+        book = inputs.changed(book, path, value)
+    files.check_register(files.sealed_manifest(msgspec.json.encode(book)))
 
 
 # --- memory and time ------------------------------------------------------------------------------

@@ -6,8 +6,16 @@ from w5xde.control import doorman as limits
 from w5xde.control.doorman import Doorman
 
 
-def knock(doorman: Doorman, address: str, now: float = 0.0, *, here: bool = False, tls: bool = False) -> str:
-    return doorman.knock(address, now, is_here=here, shakes_hands=tls)
+def knock(
+    doorman: Doorman,
+    address: str,
+    now: float = 0.0,
+    *,
+    here: bool = False,
+    tls: bool = False,
+    oldest: float = 0.0,
+) -> str:
+    return doorman.knock(address, now, is_here=here, shakes_hands=tls, oldest_came_at=oldest)
 
 
 def test_one_address_takes_only_its_part_of_the_places():
@@ -31,6 +39,33 @@ def test_all_strangers_together_have_a_limit():
     outcomes = [knock(doorman, f"a{number // 8}") for number in range(200)]
     assert outcomes.count("") == limits.STRANGERS_MAX == doorman.strangers
     assert outcomes[-1] == "too many strangers at a time"
+
+
+def test_who_has_said_nothing_for_a_while_makes_room_for_who_comes():
+    """Who holds all places from many addresses would keep everybody else out for as long as it likes."""
+    doorman = Doorman()
+    for number in range(limits.STRANGERS_MAX):
+        knock(doorman, f"a{number // 8}", 5.0)
+    soon, later = 5.0 + limits.UNDISTURBED_SECONDS - 0.1, 5.0 + limits.UNDISTURBED_SECONDS
+    assert knock(doorman, "b", soon, oldest=5.0) == "too many strangers at a time"
+    assert not doorman.is_overfull
+    assert knock(doorman, "b", later, oldest=5.0) == ""
+    assert doorman.is_overfull
+    doorman.gone("a0")
+    assert not doorman.is_overfull
+
+
+def test_who_may_not_stay_anyway_takes_nobodys_place():
+    doorman = Doorman()
+    for _ in range(limits.STRANGERS_PER_ADDRESS_MAX):
+        knock(doorman, "a")
+    for number in range(limits.STRANGERS_MAX - limits.STRANGERS_PER_ADDRESS_MAX):
+        knock(doorman, f"b{number}")
+    assert knock(doorman, "a", 60.0) == "too many at a time"
+    while knock(doorman, "c", 60.0, tls=True) == "":
+        doorman.gone("c")
+    assert knock(doorman, "c", 60.0, tls=True) == "too many handshakes a second"
+    assert not doorman.is_overfull
 
 
 def test_handshakes_have_a_rate_and_clear_text_does_not():
@@ -58,6 +93,32 @@ def test_a_flood_from_everywhere_has_a_rate_too():
         if not outcomes[-1]:
             doorman.gone(f"a{number}")
     assert outcomes.count("") == limits.HANDSHAKES_AT_ONCE_ALL
+
+
+def test_who_comes_seldom_is_let_in_while_a_hundred_others_flood_the_door():
+    doorman = Doorman()
+    outcomes = []
+    for millisecond in range(12_000):
+        now, flooding = millisecond / 1000, f"a{millisecond % 100}"
+        if not knock(doorman, flooding, now, tls=True):
+            doorman.gone(flooding)
+        # Once it is seen who comes often. A node looks at the certificate, and then comes in.
+        if millisecond % 1000 == 999 and now > 2:
+            for _ in range(2):
+                outcomes.append(knock(doorman, "honest", now, tls=True))
+                if not outcomes[-1]:
+                    doorman.gone("honest")
+    assert outcomes == [""] * 20
+
+
+def test_one_that_is_turned_away_because_of_others_has_not_used_its_own_share():
+    doorman = Doorman()
+    for number in range(1000):
+        if not knock(doorman, f"a{number}", 0.0, tls=True):
+            doorman.gone(f"a{number}")
+    for _ in range(100):
+        assert knock(doorman, "b", 0.0, tls=True) == "too many handshakes a second, from everywhere"
+    assert knock(doorman, "b", 1.0, tls=True) == ""
 
 
 def test_who_guesses_is_not_heard_for_a_minute():

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import w5xde
-from tests.security.pool import HERE, attacked
+from tests.security.pool import HERE, attacked, wait_until
 from tests.system.harness import JOBS, command, ended, events, forked, run_json, when_there
 from w5xde.cli import main
 from w5xde.runtime.credentials import pool_of
@@ -134,10 +134,7 @@ def test_nodes_come_back_over_tls_to_a_coordinator_that_was_killed(tmp_path: Pat
             ticket = parse(when_there(tmp_path / "ticket").read_text())
             assert ticket.fingerprint == run.ticket.fingerprint
             assert ticket.addresses[0][1] == run.port, "the port of before, so that nodes find it"
-            deadline = time.monotonic() + 30
-            while joins(run.folder, "guest") < 2:
-                assert time.monotonic() < deadline, run.told()
-                time.sleep(0.05)
+            wait_until(lambda: joins(run.folder, "guest") == 2, lambda: "the guest did not come back")
             os.kill(second, signal.SIGINT)
             assert ended(second) == 0
         assert ended(guest) == 0

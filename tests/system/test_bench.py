@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from tests.system.harness import PATIENCE_SECONDS, ROOT, environment
-from w5xde.bench import codecs, command, links, plot, report
+from w5xde.bench import codecs, command, costs, links, plot, report
+from w5xde.bench.checks import TURN_SECONDS, CheckTurns
 from w5xde.bench.crew import crew, run_apart
 from w5xde.bench.crowd import Crowd
 from w5xde.bench.peers import MATCHES
@@ -39,6 +40,7 @@ COMMANDS = {
     "exchange": ["--params", "1e4,3e4", "--nodes", "2", "--seconds", "0.3", "--optimizer", "adam"],
     "links": ["--rates", "1000", "--params", "2e4", "--seconds", "0.4", "--codec", "none", "--codec", "auto"],
     "peers": ["--rows", "seed-sync,seed-ray", "--nodes", "2", "--pairs", "3", "--seconds", "0.4"],
+    "costs": ["--rows", "tls-async,checks-sync", "--nodes", "2", "--pairs", "3", "--seconds", "0.8"],
     "scale": ["--nodes", "2,6", "--seconds", "0.4"],
 }
 PROGRAM = """
@@ -207,6 +209,70 @@ def test_peers_are_compared_in_pairs_and_every_row_is_there(results):
         assert ours["ledger_batches"] == ours["batches_in_all"]
 
 
+def test_costs_are_compared_in_turns_with_what_was_asked(results):
+    tls, checks = results["costs"]["rows"]
+    assert [row["row"] for row in (tls, checks)] == ["tls-async", "checks-sync"]
+    assert (tls["asked"], checks["asked"]) == (0.35, 0.05)
+    for row in (tls, checks):
+        pairs = zip(row["with"], row["without_it"], strict=True)
+        assert row["ratios"] == pytest.approx([with_it / without for with_it, without in pairs])
+        assert row["cost"] == pytest.approx(1 - statistics.median(row["ratios"]))
+        assert row["cost_low"] <= row["cost"] <= row["cost_high"]
+        assert row["verdict"] == costs.verdict(row["cost_low"], row["cost_high"], row["asked"])
+        assert row["audit_clean"]
+        for run in row["runs"]:
+            assert run["batches_per_second"] == pytest.approx(run["batches"] / run["seconds"])
+            assert run["ledger_batches"] == run["batches_in_all"]
+
+
+def test_what_is_called_encrypted_is_and_what_is_not_is_not(results):
+    tls, checks = results["costs"]["rows"]
+    # Two pairs, as the first of three is dropped: those with it, then those without.
+    assert [run["is_encrypted"] for run in tls["runs"]] == [True, True, False, False]
+    rates = [run["batches_per_second"] for run in tls["runs"]]
+    assert tls["with"] + tls["without_it"] == pytest.approx(rates)
+    assert not any(run["is_encrypted"] for run in checks["runs"])
+    assert tls["coordinator_cpu_part"] is None
+
+
+def test_checks_are_left_out_every_other_turn_and_their_time_is_counted(results):
+    checks = results["costs"]["rows"][1]
+    assert len(checks["runs"]) == 3
+    for run in checks["runs"]:
+        assert len(run["checks"]["looking"]) - len(run["checks"]["blind"]) in (0, 1)
+    spent, looking = (
+        sum(run["checks"][key] for run in checks["runs"]) for key in ("cpu_seconds", "look_cpu_seconds")
+    )
+    assert checks["coordinator_cpu_part"] == pytest.approx(looking / spent)
+    assert 0 < looking < spent
+
+
+def test_with_closed_eyes_nothing_is_looked_at():
+    def turns() -> dict[str, bool]:
+        from w5xde.control.judge import NormLimit
+
+        found = {}
+        checks = CheckTurns()
+        checks.start()
+        limit = NormLimit("1.5")
+        for batches, name in enumerate(("looking", "blind", "looking again")):
+            checks.turn(batches * TURN_SECONDS, batches)
+            found[name] = limit.of(1) == 1.5
+        return found
+
+    assert run_apart(lambda line: turns(), "eyes", 5.0) == {
+        "looking": True,
+        "blind": False,
+        "looking again": True,
+    }
+
+
+def test_a_cost_is_kept_or_missed_only_if_the_whole_interval_is():
+    assert costs.verdict(-0.02, 0.04, 0.05) == "kept"
+    assert costs.verdict(0.04, 0.06, 0.05) == "not sure"
+    assert costs.verdict(0.06, 0.09, 0.05) == "missed"
+
+
 def test_more_connections_are_compared_with_the_first_row(results):
     first, second = results["scale"]["rows"]
     assert first["ratio_to_first"] == 1.0
@@ -258,6 +324,7 @@ def test_results_are_shown_as_tables_too(results, capsys):
         "exchanges/s",
         "not installed",
         "updates/s",
+        "checks of updates, sync",
         "direct tensors",
         "auto over none",
     ):
@@ -314,6 +381,7 @@ def test_the_command_knows_every_row_and_every_study():
     assert tuple(MATCHES) == command.MATCH_NAMES
     parser = command.build_parser()
     assert parser.parse_args(["peers"]).rows == tuple(MATCHES)
+    assert parser.parse_args(["costs"]).rows == tuple(costs.COSTS)
     assert parser.parse_args(["evolution"]).studies == tuple(STUDIES)
 
 
@@ -367,6 +435,7 @@ def test_who_is_killed_is_missed_at_once():
         (["seed", "--plot", "nowhere/seed.png"], "there is no folder"),
         (["exchange", "--params", "1e6,many"], "'many' is not a number"),
         (["peers", "--rows", "seed-async,seed"], "'seed' is none of"),
+        (["costs", "--rows", "tls"], "'tls' is none of"),
         (["scale", "--nodes", ""], "--nodes"),
         (["links", "--codec", "zst"], "did you mean 'zstd'?"),
         (["links", "--rates", "100,fast"], "'fast' is not a number"),

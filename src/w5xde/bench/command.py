@@ -102,6 +102,16 @@ def _add_seconds(command: argparse.ArgumentParser, default: float, text: str) ->
     )
 
 
+def _add_pairs(command: argparse.ArgumentParser, default: int) -> None:
+    command.add_argument(
+        "--pairs",
+        type=whole(1, 1000),
+        default=default,
+        metavar="N",
+        help=f"turns of both; of several the first is dropped (default: {default})",
+    )
+
+
 # --- the benchmarks -------------------------------------------------------------------------------
 
 
@@ -147,6 +157,7 @@ def _run_seed(given: argparse.Namespace, say: Say) -> dict[str, Any]:
 
 # Named here, because what they are made of loads torch.
 MATCH_NAMES = ("seed-async", "seed-sync", "large-fp32", "large-bf16", "large-bf16-hook", "seed-ray")
+COST_NAMES = ("tls-sync", "tls-async", "checks-sync", "checks-async")
 
 
 def _evolution_flags(command: argparse.ArgumentParser) -> None:
@@ -255,13 +266,7 @@ def _peers_flags(command: argparse.ArgumentParser) -> None:
         metavar="ROW,…",
         help=f"some of {', '.join(MATCH_NAMES)} (default: all)",
     )
-    command.add_argument(
-        "--pairs",
-        type=whole(1, 1000),
-        default=5,
-        metavar="N",
-        help="turns of both; of several the first is dropped (default: 5)",
-    )
+    _add_pairs(command, 5)
     command.add_argument("--nodes", type=_NODES, metavar="N", help="processes (default: 10, large models 2)")
     _add_seconds(command, 10.0, "how long to measure each turn")
 
@@ -270,6 +275,25 @@ def _run_peers(given: argparse.Namespace, say: Say) -> dict[str, Any]:
     from w5xde.bench.peers import PeersOptions, run_peers
 
     return run_peers(PeersOptions(given.rows, given.pairs, given.seconds, given.nodes), say)
+
+
+def _costs_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--rows",
+        type=several(one_of(COST_NAMES)),
+        default=COST_NAMES,
+        metavar="ROW,…",
+        help=f"some of {', '.join(COST_NAMES)} (default: all)",
+    )
+    _add_pairs(command, 6)
+    command.add_argument("--nodes", type=_NODES, default=10, metavar="N", help="processes (default: 10)")
+    _add_seconds(command, 6.0, "how long to measure each turn")
+
+
+def _run_costs(given: argparse.Namespace, say: Say) -> dict[str, Any]:
+    from w5xde.bench.costs import CostsOptions, run_costs
+
+    return run_costs(CostsOptions(given.rows, given.pairs, given.seconds, given.nodes), say)
 
 
 def _scale_flags(command: argparse.ArgumentParser) -> None:
@@ -342,6 +366,14 @@ BENCHES: dict[str, Bench] = {
   w5xde bench peers --rows seed-async,seed-sync --pairs 7 --plot peers.png""",
         _peers_flags,
         _run_peers,
+    ),
+    "costs": Bench(
+        "what encryption and the checks of updates cost, in turns, beside what they may",
+        """examples:
+  w5xde bench costs                       about nine minutes
+  w5xde bench costs --rows tls-sync,tls-async --pairs 4 --plot costs.png""",
+        _costs_flags,
+        _run_costs,
     ),
     "scale": Bench(
         "updates a second, latency and memory with many connections",

@@ -51,6 +51,10 @@ def times(number: float | None) -> str:
     return UNKNOWN if number is None else f"{number:.2f}×"
 
 
+def percent(number: float | None) -> str:
+    return UNKNOWN if number is None else f"{100 * number:.1f} %"
+
+
 def loss(number: float | None) -> str:
     return UNKNOWN if number is None else f"{number:.4f}"
 

@@ -1,12 +1,11 @@
 """`bench peers`: the same job here and elsewhere, in turns, with the rows that we lose.
 
-Ours, theirs, ours, theirs …: machines drift, so each turn is compared with its neighbour. The first pair is
-dropped. A verdict needs the whole confidence interval on one side of 1.
+Each turn is compared with its neighbour (`pairs`). A verdict needs the whole confidence interval on one side
+of 1.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,13 +14,10 @@ from w5xde.bench import jobs, ray_peer
 from w5xde.bench.crew import warm_up
 from w5xde.bench.ddp import Exchanged, run_ddp
 from w5xde.bench.meter import machine
-from w5xde.bench.product import count_again, run_product, settings_for
-from w5xde.bench.seed import SYNC_STEP_BATCHES, Say, runs_folder
+from w5xde.bench.pairs import Measured, dropped, in_turns, median, run_of_ours
+from w5xde.bench.seed import SYNC_STEP_BATCHES, Say
 from w5xde.bench.stats import compare
 from w5xde.learn.job import Job
-
-# However slow a run is, it ends after this many times what it is measured for, and some seconds.
-SECONDS_FACTOR, SECONDS_MORE = 3, 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +115,7 @@ def run_peers(options: PeersOptions, say: Say) -> dict[str, Any]:
     return {
         "bench": "peers",
         "pairs": options.pairs,
-        "pairs_dropped": 1 if options.pairs > 1 else 0,
+        "pairs_dropped": dropped(options.pairs),
         "seconds": options.seconds,
         "rows": rows,
         "audit_clean": all(row.get("audit_clean", True) for row in rows),
@@ -139,60 +135,35 @@ def _row(name: str, match: Match, options: PeersOptions, say: Say) -> dict[str, 
     }
     if not match.is_there():
         return {**row, "status": "not installed"}
-    ours, theirs, clean = [], [], True
-    for pair in range(options.pairs):
-        say(f"{name}, pair {pair + 1} of {options.pairs}: w5xde")
-        mine = _ours(match, nodes, options.seconds)
-        say(f"{name}, pair {pair + 1} of {options.pairs}: {match.peer}")
-        other = match.theirs(match.job(), nodes, options.seconds).summary()
-        clean = clean and mine["audit_clean"]
-        if pair or options.pairs == 1:
-            ours.append(mine)
-            theirs.append(other)
-    ratios = [
-        mine["batches_per_second"] / other["batches_per_second"]
-        for mine, other in zip(ours, theirs, strict=True)
-    ]
+
+    def ours() -> Measured:
+        return run_of_ours(
+            match.job(),
+            nodes,
+            options.seconds,
+            name="w5xde.bench:peers",
+            mode=match.mode,
+            batches_per_step=match.batches_per_step(nodes),
+            **match.settings,
+        )
+
+    def theirs() -> Measured:
+        return match.theirs(match.job(), nodes, options.seconds).summary()
+
+    turns = in_turns(
+        options.pairs, ("w5xde", ours), (match.peer, theirs), lambda text: say(f"{name}, {text}")
+    )
     return {
         **row,
         "status": "measured",
-        **compare(ratios).summary(),
-        "batches_per_second": statistics.median(one["batches_per_second"] for one in ours),
-        "peer_batches_per_second": statistics.median(one["batches_per_second"] for one in theirs),
-        "cpu_us_per_batch": statistics.median(one["cpu_us_per_batch"] for one in ours),
-        "peer_cpu_us_per_batch": statistics.median(one["cpu_us_per_batch"] for one in theirs),
-        "loss_all_samples": ours[-1]["loss_all_samples"],
-        "peer_loss_all_samples": theirs[-1]["loss_all_samples"],
-        "ours": ours,
-        "theirs": theirs,
-        "audit_clean": clean,
-    }
-
-
-def _ours(match: Match, nodes: int, seconds: float) -> dict[str, Any]:
-    """One run of ours."""
-    with runs_folder(None) as runs:
-        settings = settings_for(
-            runs,
-            mode=match.mode,
-            nodes=nodes,
-            batches_per_step=match.batches_per_step(nodes),
-            seconds=SECONDS_FACTOR * seconds + SECONDS_MORE,
-            **match.settings,
-        )
-        run = run_product(match.job(), settings, name="w5xde.bench:peers", window_seconds=seconds)
-        count = count_again(run)
-    window = run.window
-    return {
-        "processes": nodes,
-        "batches": window.batches,
-        "steps": window.steps,
-        "seconds": window.seconds,
-        "batches_per_second": window.batches_per_second or 0.0,
-        "cpu_us_per_batch": window.cpu_us_per_batch or 0.0,
-        "loss_all_samples": run.loss_all_samples,
-        "compression_ratio": run.summary["compression_ratio"],
-        "batches_in_all": run.summary["batches"],
-        "ledger_batches": count.batches,
-        "audit_clean": count.is_clean,
+        **compare(turns.ratios).summary(),
+        "batches_per_second": median(turns.ones, "batches_per_second"),
+        "peer_batches_per_second": median(turns.others, "batches_per_second"),
+        "cpu_us_per_batch": median(turns.ones, "cpu_us_per_batch"),
+        "peer_cpu_us_per_batch": median(turns.others, "cpu_us_per_batch"),
+        "loss_all_samples": turns.ones[-1]["loss_all_samples"],
+        "peer_loss_all_samples": turns.others[-1]["loss_all_samples"],
+        "ours": turns.ones,
+        "theirs": turns.others,
+        "audit_clean": turns.audit_clean,
     }

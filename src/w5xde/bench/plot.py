@@ -174,6 +174,25 @@ def draw_peers(figure: Figure, found: dict[str, Any]) -> None:
     _footnote(figure, [f"{row['title']} vs {row['peer']}: {row['status']}" for row in missing])
 
 
+def draw_costs(figure: Figure, found: dict[str, Any]) -> None:
+    axes = figure.subplots()
+    rows = found["rows"]
+    for at, row in enumerate(rows):
+        color = {"kept": OURS, "missed": THEIRS}.get(row["verdict"], LIMIT)
+        axes.plot([100 * row["cost_low"], 100 * row["cost_high"]], [at, at], color=color, linewidth=2)
+        axes.plot(100 * row["cost"], at, "o", color=color)
+        axes.plot([100 * row["asked"]] * 2, [at - 0.3, at + 0.3], color=LIMIT, linestyle="--")
+        text = f"{100 * row['cost']:.1f} %, asked {100 * row['asked']:g} %: {row['verdict']}"
+        place = (100 * row["cost"], at)
+        axes.annotate(text, place, xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8)
+    axes.axvline(0.0, color=LIMIT, linewidth=0.8)
+    axes.set_yticks(range(len(rows)), [f"{row['title']}\nvs {row['without']}" for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel("cost in % of batches/s, median and 95 % interval; dashed: what was asked")
+    axes.margins(x=0.15)
+    _tidy(axes)
+
+
 def draw_scale(figure: Figure, found: dict[str, Any]) -> None:
     left, right = figure.subplots(1, 2)
     nodes = [row["nodes"] for row in found["rows"]]
@@ -204,5 +223,6 @@ _DRAW: dict[str, Callable[[Figure, dict[str, Any]], None]] = {
     "exchange": draw_exchange,
     "links": draw_links,
     "peers": draw_peers,
+    "costs": draw_costs,
     "scale": draw_scale,
 }

@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from w5xde.api import Watcher, run_coordinator
-from w5xde.bench.crew import run_apart
+from w5xde.bench.checks import CheckTurns
+from w5xde.bench.crew import Line, run_apart
 from w5xde.bench.jobs import BATCH_SIZE, SEED, loss_of
 from w5xde.bench.meter import (
     cpu_seconds,
@@ -64,6 +65,15 @@ class Window(msgspec.Struct):
         return count / self.seconds if self.steps else None
 
 
+class Checks(msgspec.Struct):
+    """Batches a second in turns with the checks of updates and without, and what CPU time they took."""
+
+    looking: list[float]
+    blind: list[float]
+    cpu_seconds: float
+    look_cpu_seconds: float
+
+
 class Run(msgspec.Struct):
     """What a run of ours gave."""
 
@@ -76,6 +86,8 @@ class Run(msgspec.Struct):
     # How much the coordinator alone grew since just before the model was made, at most while it trained.
     coordinator_memory_bytes: int | None
     loss_all_samples: float | None
+    # Of a run that looked at numbers in turns.
+    checks: Checks | None = None
 
     @property
     def batches_per_node(self) -> dict[str, int]:
@@ -135,21 +147,24 @@ def run_product(
     window_seconds: float | None = None,
     measures_loss: bool = True,
     has_view: bool = False,
+    checks_in_turns: bool = False,
 ) -> Run:
     """Train with these settings (which must say for how many seconds), in processes of its own.
 
     With `window_seconds` the run ends sooner: when a window of that length has been measured. With `has_view`
-    it is shown as `settings.log` says, to nobody.
+    it is shown as `settings.log` says, to nobody. With `checks_in_turns` it looks at numbers only half of the
+    time (see `checks`).
     """
     seconds = settings.seconds or 0.0
     stopwatch = Stopwatch(window_seconds or seconds, settings.nodes, stops=window_seconds is not None)
     watcher = _Shown(stopwatch, settings) if has_view else stopwatch
-    said = run_apart(
-        lambda line: run_here(job, settings, name, stopwatch, watcher, measures_loss=measures_loss),
-        "w5xde",
-        seconds,
-    )
-    return msgspec.convert(said, Run)
+
+    def work(line: Line) -> Run:
+        if checks_in_turns:
+            stopwatch.checks.start()
+        return run_here(job, settings, name, stopwatch, watcher, measures_loss=measures_loss)
+
+    return msgspec.convert(run_apart(work, "w5xde", seconds), Run)
 
 
 def run_here(
@@ -170,7 +185,7 @@ def run_here(
         return job.model()
 
     result = run_coordinator(replace(job, model=model), settings, watcher=watcher, name=name)
-    peak = stopwatch.peak_bytes
+    peak, checks = stopwatch.peak_bytes, stopwatch.checks
     return Run(
         summary=result.summary,
         folder=str(result.folder.absolute()),
@@ -180,6 +195,7 @@ def run_here(
         memory_pss_bytes=stopwatch.memory_pss_bytes,
         coordinator_memory_bytes=peak - before[0] if peak is not None else None,
         loss_all_samples=loss_of(job, result.model, settings.batch_size) if measures_loss else None,
+        checks=Checks(checks.looking, checks.blind, checks.cpu_seconds, checks.look_cpu_seconds),
     )
 
 
@@ -208,6 +224,7 @@ class Stopwatch(Watcher):
         self.warm_up_seconds = min(WARM_UP_SECONDS, WARM_UP_PART * seconds)
         self.memory_pss_bytes: int | None = None
         self.peak_bytes: int | None = None
+        self.checks = CheckTurns()
         self._seconds = seconds
         self._stops = stops
         self._look_seconds = LOOK_SECONDS if nodes > FEW_NODES else LOOK_SECONDS_IF_FEW
@@ -252,6 +269,7 @@ class Stopwatch(Watcher):
             bytes_moved=status.bytes_sent + status.bytes_received,
         )
         self._begin = self._begin or self._end
+        self.checks.turn(now, status.batches)
         if self._stops and now - self._begin.seconds >= self._seconds:
             self._coordinator.stop("measured")
 

@@ -14,6 +14,7 @@ from w5xde.bench.figures import (
     least_and_most,
     loss,
     micros,
+    percent,
     rate,
     ratio,
     seconds,
@@ -289,6 +290,47 @@ def _peers_row(row: dict[str, Any]) -> list[str]:
     ]
 
 
+def show_costs(out: Console, found: dict[str, Any]) -> None:
+    kept = found["pairs"] - found["pairs_dropped"]
+    out.print(
+        f"[bold]bench costs[/]  {found['nodes']} nodes; encryption in {kept} pairs of runs of "
+        f"{seconds(found['seconds'])}, checks in turns of {seconds(found['turn_seconds'])} within runs"
+    )
+    out.print(
+        rows(
+            [
+                "row",
+                "compared with",
+                "verdict",
+                "turns",
+                "b/s with",
+                "without",
+                "cost",
+                "95 %",
+                "asked",
+                "CPU",
+            ],
+            [
+                [
+                    row["title"],
+                    row["without"],
+                    row["verdict"],
+                    count(len(row["ratios"])),
+                    rate(row["batches_per_second_with"]),
+                    rate(row["batches_per_second_without"]),
+                    percent(row["cost"]),
+                    f"{percent(row['cost_low'])} – {percent(row['cost_high'])}",
+                    percent(row["asked"]),
+                    percent(row["coordinator_cpu_part"]),
+                ]
+                for row in found["rows"]
+            ],
+            words=3,
+        )
+    )
+    out.print("  cost: of batches/s; CPU: what the checks take of the coordinator's time, counted by samples")
+
+
 def show_scale(out: Console, found: dict[str, Any]) -> None:
     out.print(
         f"[bold]bench scale[/]  {seconds(found['seconds'])} each; light nodes replay captured gradients"
@@ -333,5 +375,6 @@ _SHOW: dict[str, Callable[[Console, dict[str, Any]], None]] = {
     "exchange": show_exchange,
     "links": show_links,
     "peers": show_peers,
+    "costs": show_costs,
     "scale": show_scale,
 }

@@ -17,9 +17,16 @@ STRANGERS_PER_ADDRESS_MAX = 8
 STRANGERS_HERE_MAX = 32
 # From its first packet on a stranger has so long to show who it is.
 STRANGER_SECONDS = 10.0
+# Where all places are taken, the one that came first must go once it had so long: handshake and greeting take
+# five ways through the network, and few networks take 200 ms for one.
+UNDISTURBED_SECONDS = 1.0
 # A handshake takes about a millisecond of a core. After a restart all nodes of a network come within seconds.
 HANDSHAKES_PER_SECOND, HANDSHAKES_AT_ONCE = 10.0, 20.0
 HANDSHAKES_PER_SECOND_ALL, HANDSHAKES_AT_ONCE_ALL = 100.0, 100.0
+# What those leave of it who come often, for those who come seldom: a node looks at the certificate, comes in,
+# and if it may not, tries again after a second.
+HANDSHAKES_LEFT_FOR_OTHERS = 50.0
+SELDOM_PER_SECOND, SELDOM_AT_ONCE = 2.0, 10.0
 # Wrong secrets within so long, after which the address is not heard for so long.
 FAILURES_MAX, FAILURES_SECONDS, SHUT_OUT_SECONDS = 5, 60.0, 60.0
 # One line for each address and reason in so long; the rest are counted.
@@ -40,13 +47,16 @@ class _Bucket:
     def __post_init__(self) -> None:
         self.level = self.at_once
 
-    def take(self, now: float) -> bool:
+    def has(self, now: float, left: float = 0.0) -> bool:
+        """Whether one more may begin, and so many would still be left."""
         self.level = min(self.at_once, self.level + max(0.0, now - self.at) * self.per_second)
         self.at = now
-        if self.level < 1.0:
-            return False
-        self.level -= 1.0
-        return True
+        return self.level >= 1.0 + left
+
+    def part_used(self, now: float) -> float:
+        """How far it is empty: 0 to 1."""
+        self.has(now)
+        return 1.0 - self.level / self.at_once
 
 
 @dataclass(slots=True)
@@ -55,6 +65,8 @@ class _Known:
 
     strangers: int = 0
     handshakes: _Bucket = field(default_factory=lambda: _Bucket(HANDSHAKES_PER_SECOND, HANDSHAKES_AT_ONCE))
+    # Empty, if it came often of late, whether it was let in or not.
+    seldom: _Bucket = field(default_factory=lambda: _Bucket(SELDOM_PER_SECOND, SELDOM_AT_ONCE))
     failures: list[float] = field(default_factory=list)
     shut_out_until: float = 0.0
     # Since when connections are counted rather than told, by reason; and how many.
@@ -69,22 +81,36 @@ class Doorman:
         self._addresses: dict[str, _Known] = {}
         self._handshakes = _Bucket(HANDSHAKES_PER_SECOND_ALL, HANDSHAKES_AT_ONCE_ALL)
 
-    def knock(self, address: str, now: float, *, is_here: bool, shakes_hands: bool) -> str:
-        """Why this stranger must go at once; nothing if it may stay, until `gone` is said of it."""
+    def knock(
+        self, address: str, now: float, *, is_here: bool, shakes_hands: bool, oldest_came_at: float
+    ) -> str:
+        """Why this stranger must go at once; nothing if it may stay, until `gone` is said of it.
+
+        If then `is_overfull`, the stranger that came first, at that time, has to make room for it.
+        """
         known = self._known(address)
         if now < known.shut_out_until:
             return "wrong secrets came from there"
         if known.strangers >= (STRANGERS_HERE_MAX if is_here else STRANGERS_PER_ADDRESS_MAX):
             return "too many at a time"
-        if self.strangers >= STRANGERS_MAX:
+        if self.strangers >= STRANGERS_MAX and now < oldest_came_at + UNDISTURBED_SECONDS:
             return "too many strangers at a time"
-        if shakes_hands and not known.handshakes.take(now):
-            return "too many handshakes a second"
-        if shakes_hands and not self._handshakes.take(now):
-            return "too many handshakes a second, from everywhere"
+        if shakes_hands:
+            left = HANDSHAKES_LEFT_FOR_OTHERS * known.seldom.part_used(now)
+            known.seldom.level = max(0.0, known.seldom.level - 1.0)
+            if not known.handshakes.has(now):
+                return "too many handshakes a second"
+            if not self._handshakes.has(now, left):
+                return "too many handshakes a second, from everywhere"
+            known.handshakes.level -= 1.0
+            self._handshakes.level -= 1.0
         known.strangers += 1
         self.strangers += 1
         return ""
+
+    @property
+    def is_overfull(self) -> bool:
+        return self.strangers > STRANGERS_MAX
 
     def gone(self, address: str) -> None:
         """One that was let stay has shown who it is, or is gone."""

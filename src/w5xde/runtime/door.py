@@ -12,10 +12,12 @@ import ipaddress
 import os
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
-from w5xde.control.doorman import STRANGER_SECONDS, Doorman
+from w5xde.control.doorman import ADDRESSES_MAX, STRANGER_SECONDS, Doorman
 from w5xde.errors import UsageError
 from w5xde.runtime import tls
 from w5xde.runtime.roads import HAS_LOCAL_ROAD, is_here, local_name, reason_of
@@ -37,19 +39,21 @@ class Visit:
         # What limits go by: an IPv4 address, an IPv6 network of 64 bits, or a user of this machine.
         self.address = address
         self.is_here = is_here
-        # What happens to one that took too long.
-        self.late: Callable[[], None] = lambda: None
+        # What happens to one that must go, for this reason.
+        self.late: Callable[[str], None] = lambda reason: None
         self._doorman = doorman
-        self._is_stranger = True
-        self._timer = asyncio.get_running_loop().call_later(STRANGER_SECONDS, self._too_late)
+        self.is_stranger = True
+        loop = asyncio.get_running_loop()
+        self.came_at = loop.time()
+        self._timer = loop.call_later(STRANGER_SECONDS, self._too_late)
 
     def _too_late(self) -> None:
-        self.late()
+        self.late(f"it did not say who it is within {STRANGER_SECONDS:.0f} s")
 
     def over(self) -> None:
         """It is a stranger no more: known, or gone."""
-        if self._is_stranger:
-            self._is_stranger = False
+        if self.is_stranger:
+            self.is_stranger = False
             self._timer.cancel()
             self._doorman.gone(self.address)
 
@@ -94,6 +98,8 @@ class Door:
         self._turned_away = turned_away
         self._listeners: list[socket.socket] = []
         self._coming: set[asyncio.Task[None]] = set()
+        # In the order of coming; who is no stranger any more leaves when it is looked at.
+        self._strangers: deque[Visit] = deque()
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -170,15 +176,28 @@ class Door:
             return
         context = self.context if sock.family != socket.AF_UNIX else None
         reason = self._doorman.knock(
-            address, self._loop.time(), is_here=is_near, shakes_hands=context is not None
+            address,
+            self._loop.time(),
+            is_here=is_near,
+            shakes_hands=context is not None,
+            oldest_came_at=self._oldest_came_at(),
         )
         if reason:
             sock.close()
             self._turned_away(address, reason, reason)
             return
+        if self._doorman.is_overfull:
+            self._strangers.popleft().late("it did not say who it is, and others wait at the door")
         visit = Visit(address, self._doorman, is_here=is_near)
+        self._strangers.append(visit)
         coming = self._loop.create_task(self._let_in(sock, visit, context))
         self._coming.add(coming)
+
+        def cut_short(reason: str) -> None:
+            coming.cancel()
+            self._turned_away(address, "cut short", reason)
+
+        visit.late = cut_short
 
         def came(task: asyncio.Task[None]) -> None:
             self._coming.discard(task)
@@ -187,6 +206,12 @@ class Door:
                 sock.close()
 
         coming.add_done_callback(came)
+
+    def _oldest_came_at(self) -> float:
+        """When the stranger came that is here longest."""
+        while self._strangers and not self._strangers[0].is_stranger:
+            self._strangers.popleft()
+        return self._strangers[0].came_at if self._strangers else self._loop.time()
 
     async def _let_in(self, sock: socket.socket, visit: Visit, context: tls.Context | None) -> None:
         seconds = tls.HANDSHAKE_SECONDS, tls.SHUTDOWN_SECONDS
@@ -232,7 +257,12 @@ def _who(sock: socket.socket) -> tuple[str, bool]:
     if sock.family == socket.AF_UNIX:
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return f"user {struct.unpack('3i', credentials)[1]} of this machine", True
-    host = sock.getpeername()[0]
+    return _seen_as(sock.getpeername()[0])
+
+
+# A quarter of what turning somebody away takes, and who floods the door comes again and again.
+@lru_cache(ADDRESSES_MAX)
+def _seen_as(host: str) -> tuple[str, bool]:
     address = ipaddress.ip_address(host.partition("%")[0])
     if address.version == 6 and not address.is_loopback:
         # Whoever has one address of IPv6 has the other 2**64 of its network too.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import w5xde
-from w5xde.control.doorman import STRANGER_SECONDS, Doorman
+from w5xde.control.doorman import Doorman
 from w5xde.errors import StorageError
 from w5xde.learn.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.messages import (
@@ -171,7 +171,7 @@ class Reception:
                 return
             peer.heard_at = asyncio.get_running_loop().time()
             self._unnamed.add(peer)
-            visit.late = lambda: self._cut(peer, f"it did not say who it is within {STRANGER_SECONDS:.0f} s")
+            visit.late = lambda reason: self._cut(peer, reason)
 
         def heard(connection: Connection, message: Message, body: Body) -> None:
             self._heard(peer, message, body)

@@ -1,0 +1,208 @@
+"""`bench costs`: what encryption and the checks of updates take of the seeds' benchmark, with what was asked.
+
+Encrypted and clear runs take turns. The encrypted ones use the product's own TLS 1.3 on loopback, so that no
+port is open to other machines: with a certificate made for this, because only a user's own is used there.
+
+The checks cannot be switched off, and take less than runs differ by: they are left out for half a second and
+done for the next, within each run (see `checks`).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from w5xde.bench import jobs
+from w5xde.bench.checks import TURN_SECONDS
+from w5xde.bench.crew import warm_up
+from w5xde.bench.meter import machine
+from w5xde.bench.pairs import Measured, dropped, in_turns, run_of_ours
+from w5xde.bench.seed import SYNC_STEP_BATCHES, Say
+from w5xde.bench.stats import compare
+from w5xde.errors import TrainingError
+
+HERE = "127.0.0.1"
+CERTIFICATE_DAYS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One row: what it is that costs, in which mode, and the most it was asked to cost."""
+
+    title: str
+    without: str
+    mode: str
+    batches_per_step: int
+    asked: float
+    measure: Callable[[Cost, CostsOptions, Say], Compared]
+
+
+@dataclass(slots=True)
+class Compared:
+    """What was found with and without it: batches a second in turns, and the runs they are from."""
+
+    with_it: list[float]
+    without: list[float]
+    runs: list[Measured]
+    # The part of the coordinator's CPU time, where it was counted.
+    cpu_part: float | None = None
+    audit_clean: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CostsOptions:
+    """What can be chosen."""
+
+    rows: tuple[str, ...]
+    pairs: int = 6
+    seconds: float = 6.0
+    nodes: int = 10
+
+
+def _run(cost: Cost, options: CostsOptions, seconds: float, **more: Any) -> Measured:
+    name = "w5xde.bench:costs"
+    more |= {"mode": cost.mode, "batches_per_step": cost.batches_per_step}
+    return run_of_ours(jobs.seed, options.nodes, seconds, name=name, **more)
+
+
+def _encryption(cost: Cost, options: CostsOptions, say: Say) -> Compared:
+    road = {"road": "tcp", "host": HERE}
+    with tempfile.TemporaryDirectory(prefix="w5xde-bench-") as folder:
+        certificate = _certificate(Path(folder))
+        turns = in_turns(
+            options.pairs,
+            ("TLS", lambda: _run(cost, options, options.seconds, **road, **certificate)),
+            (cost.without, lambda: _run(cost, options, options.seconds, **road)),
+            say,
+        )
+    return Compared(
+        [run["batches_per_second"] for run in turns.ones],
+        [run["batches_per_second"] for run in turns.others],
+        turns.ones + turns.others,
+        audit_clean=turns.audit_clean,
+    )
+
+
+def _checks(cost: Cost, options: CostsOptions, say: Say) -> Compared:
+    found = Compared([], [], [])
+    looking = spent = 0.0
+    # As long as a pair of runs; at least two pairs of turns.
+    seconds = max(2 * options.seconds, 4 * TURN_SECONDS)
+    for number in range(options.pairs):
+        say(f"run {number + 1} of {options.pairs}: with and without, every half second")
+        run = _run(cost, options, seconds, checks_in_turns=True)
+        found.runs.append(run)
+        found.audit_clean &= run["audit_clean"]
+        turns = run["checks"]
+        pairs = list(zip(turns["looking"], turns["blind"], strict=False))
+        found.with_it += [pair[0] for pair in pairs]
+        found.without += [pair[1] for pair in pairs]
+        looking += turns["look_cpu_seconds"]
+        spent += turns["cpu_seconds"]
+    if not found.with_it:
+        raise TrainingError(
+            f"no run of {seconds:g} s had two turns: its steps take longer",
+            code="W5-320",
+            fix="give more --seconds",
+        )
+    found.cpu_part = looking / spent
+    return found
+
+
+COSTS: dict[str, Cost] = {
+    "tls-sync": Cost("TLS, sync", "clear text", "sync", SYNC_STEP_BATCHES, 0.35, _encryption),
+    "tls-async": Cost("TLS, async", "clear text", "async", 1, 0.35, _encryption),
+    "checks-sync": Cost("checks of updates, sync", "none", "sync", SYNC_STEP_BATCHES, 0.05, _checks),
+    "checks-async": Cost("checks of updates, async", "none", "async", 1, 0.05, _checks),
+}
+
+
+def run_costs(options: CostsOptions, say: Say) -> dict[str, Any]:
+    """A row for each cost."""
+    warm_up()
+    rows = [_row(name, COSTS[name], options, say) for name in options.rows]
+    return {
+        "bench": "costs",
+        "nodes": options.nodes,
+        "pairs": options.pairs,
+        "pairs_dropped": dropped(options.pairs),
+        "seconds": options.seconds,
+        "turn_seconds": TURN_SECONDS,
+        "rows": rows,
+        "audit_clean": all(row["audit_clean"] for row in rows),
+        "machine": machine(),
+    }
+
+
+def _row(name: str, cost: Cost, options: CostsOptions, say: Say) -> dict[str, Any]:
+    compared = cost.measure(cost, options, lambda text: say(f"{name}, {text}"))
+    pairs = zip(compared.with_it, compared.without, strict=True)
+    found = compare([with_it / without for with_it, without in pairs if without])
+    low, high = 1 - found.high, 1 - found.low
+    return {
+        "row": name,
+        "title": cost.title,
+        "without": cost.without,
+        "mode": cost.mode,
+        "nodes": options.nodes,
+        "batches_per_step": cost.batches_per_step,
+        "asked": cost.asked,
+        "cost": 1 - found.ratio,
+        "cost_low": low,
+        "cost_high": high,
+        "verdict": verdict(low, high, cost.asked),
+        "ratios": found.ratios,
+        "batches_per_second_with": statistics.median(compared.with_it),
+        "batches_per_second_without": statistics.median(compared.without),
+        "with": compared.with_it,
+        "without_it": compared.without,
+        "coordinator_cpu_part": compared.cpu_part,
+        "runs": compared.runs,
+        "audit_clean": compared.audit_clean,
+    }
+
+
+def verdict(low: float, high: float, asked: float) -> str:
+    """Kept or missed only if the whole interval says so."""
+    return "kept" if high <= asked else "missed" if low > asked else "not sure"
+
+
+def _certificate(folder: Path) -> dict[str, str]:
+    """Settings of a run that is encrypted on this machine: its certificate, which is its own authority."""
+    import ipaddress
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "w5xde bench costs")])
+    now = dt.datetime.now(dt.UTC)
+    here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HERE))])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=CERTIFICATE_DAYS))
+        .not_valid_after(now + dt.timedelta(days=CERTIFICATE_DAYS))
+        .add_extension(here, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    cert_file, key_file = folder / "certificate.pem", folder / "key.pem"
+    cert_file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    key_file.touch(0o600)
+    key_file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    return {"tls_cert": str(cert_file), "tls_key": str(key_file), "tls_ca": str(cert_file)}
