@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tests.control.invariants import check
-from tests.sim.counter import Counter, Sum
+from tests.sim.counter import Counter, Sum, leaves_of
 from tests.sim.scenario import Scenario
 from w5xde.control import events as ev
 from w5xde.control.coordinator import TICK_SECONDS, CoordinatorCore
@@ -290,6 +290,10 @@ class Books:
             # Parts of a step that failed in between are as old as they were when they came.
             stale = effect.version - max(versions_of(total)) if len(effect.shares) == 1 else 0
             require(stale <= self._scenario.staleness, f"step {plan.index} is {stale} versions old")
+        if plan.apart:
+            for number, (_, batch, version) in enumerate(leaves_of(total)):
+                stale = effect.version + number - version
+                require(stale <= self._scenario.staleness, f"batch {batch} is {stale} versions old")
         shared = [batch for start, stop, _, _ in effect.shares for batch in range(start, stop)]
         expected = [i for i in range(plan.count) if plan.first + i not in aside]
         require(shared == expected, f"step {plan.index} is shared out as {effect.shares}")

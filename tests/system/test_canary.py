@@ -71,10 +71,14 @@ def nodes_of(run: Attacked, tmp_path: Path) -> dict[str, int]:
     return {node["name"]: node["batches"] for node in result["nodes"]}
 
 
-def test_who_computes_something_else_is_told_where_and_changes_nothing(tmp_path: Path) -> None:
+def test_who_computes_something_else_is_told_where_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with attacked(tmp_path, host=HERE) as run:
         for at, (other, named) in enumerate(OTHERS.values()):
             name = f"other-{at}"
+            # Each a node of its own: one that comes again keeps its name.
+            monkeypatch.setenv("W5XDE_STATE", str(tmp_path / name))
             with pytest.raises(JoinError) as caught:
                 w5xde.join(run.ticket, other, node_name=name, road="tcp", log="silent")
             assert caught.value.code == "W5-212"

@@ -42,7 +42,7 @@ class Amends:
         text = f"{event.reason}: it is undone, and its batches are lent again"
         return [
             ev.Note("undone", text, {"step": event.step.plan.index}),
-            *(self._open(step.plan, step.version) for step in undone),
+            *(self.open(step.plan, step.version) for step in undone),
         ]
 
     def convict(self, event: ev.Verified, lease: Lease | str, reason: str, version: int) -> list[ev.Effect]:
@@ -57,10 +57,10 @@ class Amends:
         ]
         for work in self._mode.open_works:
             if any(share[2] == node for _, shares in work.tree for share in shares):
-                effects += [*self.end_leases(work.plan.index), self._open(work.plan, version)]
+                effects += [*self.end_leases(work.plan.index), self.open(work.plan, version)]
         return effects
 
-    def _open(self, plan: StepPlan, version: int) -> ev.Effect:
+    def open(self, plan: StepPlan, version: int) -> ev.Effect:
         """Begin a step anew; what was set aside of it stays so."""
         aside = {(each.epoch, each.batch) for each in self._tally.accounts.aside}
         empty = [Span(i, i + 1) for i, key in enumerate(plan.keys) if key in aside]

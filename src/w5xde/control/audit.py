@@ -270,8 +270,11 @@ class Auditor:
         aside = self._aside_in(step)
         if joined([*spans, *((i, i + 1) for i in aside)]) != [(0, step.count)]:
             self._wrong(f"applies batches {spans} of a step of {step.count}, with {named(aside)} set aside")
-        for start, stop in spans:
-            again = self._applied[step.epoch].add(step.first + start, step.first + stop, len(self._steps))
+        version = len(self._steps)
+        for start, stop, at in (
+            _applied_at(spans, version) if is_apart else [(*each, version) for each in spans]
+        ):
+            again = self._applied[step.epoch].add(step.first + start, step.first + stop, at)
             if again is not None:
                 batch, before = again
                 self._wrong(f"applies batch {batch} of epoch {step.epoch + 1} again, after version {before}")
@@ -374,3 +377,9 @@ class Auditor:
 
 def _keys(pairs: list[list[int]]) -> set[tuple[int, int]]:
     return {(whole(epoch), whole(batch)) for epoch, batch in pairs}
+
+
+def _applied_at(spans: list[tuple[int, int]], version: int) -> list[tuple[int, int, int]]:
+    """Each batch of a stretch, and the version it was applied to."""
+    batches = [batch for start, stop in spans for batch in range(start, stop)]
+    return [(batch, batch + 1, version + number) for number, batch in enumerate(batches)]

@@ -258,6 +258,8 @@ class CoordinatorCore:
     def _step(self, work: StepWork, now: float) -> list[ev.Effect]:
         step = work.plan
         effects = self._amends.end_leases(step.index)
+        if self.mode.is_stale(work, self.version):
+            return [*effects, self._amends.open(step, self.version)]
         shares = work.tree.take(Span(0, step.count)) or []
         told, out = self._failures.blame(step.index, shares)
         if not shares:

@@ -73,14 +73,19 @@ class Async(Mode):
             return f"step {lease.step.index} is complete"
         if work.tree.covers(lease.span):
             return "somebody else was sooner"
-        last = version + lease.steps - 1
+        last = version + lease.behind
         if last - lease.version > self.staleness:
             return f"computed on version {lease.version}, for version {last}; the bound is {self.staleness}"
         return ""
 
     def take(self, lease: Lease) -> StepWork | None:
         work = self._works[lease.step.index]
+        work.oldest = min(work.oldest, lease.version - lease.behind)
         return self._completed(work) if work.take(lease.span, [share_of(lease)]) else None
+
+    def is_stale(self, work: StepWork, version: int) -> bool:
+        """Whether parts of a complete stretch waited too long for the others."""
+        return work.plan.apart and version - work.oldest > self.staleness
 
     def set_aside(self, step: int, span: Span) -> StepWork | None:
         work = self._works[step]

@@ -42,6 +42,11 @@ class Lease:
         return self.span.count if self.step.apart else 1
 
     @property
+    def behind(self) -> int:
+        """How many steps of its own stretch come before the last that its answer takes part in."""
+        return self.span.stop - 1 if self.step.apart else 0
+
+    @property
     def samples(self) -> int:
         return sum(self.step.sizes[self.span.start : self.span.stop])
 

@@ -54,6 +54,10 @@ class Mode(ABC):
     def take(self, lease: Lease) -> StepWork | None:
         """Count an admitted answer; returns the step's work if that completed it."""
 
+    def is_stale(self, work: StepWork, version: int) -> bool:
+        """Whether a complete step must begin anew, because parts of it are too old by now."""
+        return False
+
     @abstractmethod
     def set_aside(self, step: int, span: Span) -> StepWork | None:
         """Go on without these batches; returns the step's work if that completed it."""

@@ -5,6 +5,7 @@ Knows no sockets, tensors or clocks.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from w5xde.control.leases import Lease
@@ -30,6 +31,8 @@ class StepWork:
         # Spans that failed, and on which nodes; afterwards batches are lent one by one to find the culprit.
         self.failures: dict[Span, list[str]] = {}
         self.returned: set[Span] = set()
+        # Of a stretch: the version that all that is in was computed on, or less by what comes before it.
+        self.oldest = sys.maxsize
 
     @classmethod
     def again(cls, plan: StepPlan, empty: Iterable[Span]) -> StepWork:
@@ -86,7 +89,8 @@ class StepWork:
     def is_hopeless(self, span: Span, members: Members, leases: Iterable[Lease]) -> bool:
         """Whether the batch has failed often enough, everywhere it could be tried, and nobody still tries."""
         tried = self.failures.get(span, [])
-        if len(tried) < ATTEMPTS_MAX or self.tree.covers(span):
+        # Of several batches one may be bad: which, is found out one by one.
+        if span.count > 1 or len(tried) < ATTEMPTS_MAX or self.tree.covers(span):
             return False
         if any(lease.span.holds(span) for lease in leases):
             return False

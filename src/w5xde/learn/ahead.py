@@ -54,12 +54,12 @@ class Ahead:
         self._scale = scale
         self._is_right = is_right
         # None: wrong, although such groups were believed before.
-        self._known: dict[Key, Known | None] = {}
+        self._known: dict[tuple[Key, float], Known | None] = {}
         self._blocks: list[Block] = []
 
     def compute(self, batches: Iterable[Batch]) -> None:
         """Compute those that can be computed in groups; what nobody took from before is forgotten."""
-        self._known.clear()
+        self.forget()
         alike: dict[tuple[Shape, float], list[tuple[Batch, list[Tensor]]]] = {}
         for batch in batches:
             found = self._recordings.find(batch.value)
@@ -71,11 +71,15 @@ class Ahead:
                 self._together(shape, group, weight, several[at : at + group.size])
                 at += group.size
 
-    def take(self, key: Key) -> Known | None:
-        """What a batch gave, if it was computed in a group."""
-        if key not in self._known:
+    def forget(self) -> None:
+        """What is known was computed on other parameters, or nobody asks for it any more."""
+        self._known.clear()
+
+    def take(self, key: Key, weight: float) -> Known | None:
+        """What a batch gave with this weight, if it was computed in a group."""
+        if (key, weight) not in self._known:
             return None
-        known = self._known.pop(key)
+        known = self._known.pop((key, weight))
         if known is None:
             raise BatchFailed(CHANGED)
         return known
@@ -97,9 +101,9 @@ class Ahead:
         for place in shape.compared_of(len(several)):
             if not self._is_right(several[place][0], known[place]):
                 if shape.group_differs(place):
-                    self._known[several[place][0].key] = None
+                    self._known[several[place][0].key, weight] = None
                 return
-        self._known |= {batch.key: each for (batch, _), each in zip(several, known, strict=True)}
+        self._known |= {(batch.key, weight): each for (batch, _), each in zip(several, known, strict=True)}
 
     def _free_block(self) -> Block:
         for block in self._blocks:

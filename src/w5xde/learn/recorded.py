@@ -196,6 +196,8 @@ class Recording:
         ]
         # As one row, if it lies like that already; else it is made one each time.
         self._rows = [each.view(-1) if each.is_contiguous() else None for each in self.gradients]
+        # What is trained, to be tried with other numbers; nobody is told that it was written to.
+        self.weights = [each.data for each in parameters]
         # Which of the parameters took no part.
         self.absent = [i for i, each in enumerate(parameters) if each.grad is None]
         del self._places, self._own, self._empty

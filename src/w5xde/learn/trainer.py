@@ -106,6 +106,8 @@ class Trainer:
     def load(self, raw: bytearray | memoryview, *, whole: bool, in_place: bool = False) -> None:
         """Take over a version of the parameters, which may have been received into `memory` already."""
         self._flat.load(raw, whole=whole, in_place=in_place)
+        if self._ahead is not None:
+            self._ahead.forget()
         self._buffers.remember(whole=whole)
 
     def look_ahead(self, tasks: Sequence[Task]) -> None:
@@ -164,7 +166,7 @@ class Trainer:
 
     def _one(self, batch: Any, key: Key, weight: float, absent: set[int]) -> tuple[Vector, float]:
         """One batch: its weighted gradients and its loss. By its recording, if there is one."""
-        known = self._ahead.take(key) if self._ahead is not None else None
+        known = self._ahead.take(key, weight) if self._ahead is not None else None
         if known is not None:
             if absent:
                 absent.intersection_update([self._trained[i] for i in known.absent])

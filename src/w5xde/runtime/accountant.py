@@ -41,11 +41,12 @@ class Accountant:
 
     def count(self, now: float) -> None:
         """Note where everything stands."""
-        for name, sent, received in self._reception.traffic():
+        traffic = self._reception.traffic
+        for name, sent, received in traffic.news():
             meter = self._meters.node(name)
             meter.bytes_sent += sent
             meter.bytes_received += received
-        self._meters.sample(now, self._progress(), self._reception.bytes_sent, self._reception.bytes_received)
+        self._meters.sample(now, self._progress(), traffic.sent, traffic.received)
 
     def weigh(self, now: float) -> None:
         """Look how much memory we and our local nodes take, if it is time."""

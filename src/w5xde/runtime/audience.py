@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from w5xde.callbacks import Callback
 from w5xde.learn.job import describe
-from w5xde.runtime.status import RunStatus
-from w5xde.runtime.stepping import Applied
+from w5xde.runtime.status import NodeReport, RunStatus
+
+if TYPE_CHECKING:
+    from w5xde.runtime.stepping import Applied
 
 
 class Audience:
@@ -38,3 +41,7 @@ class Audience:
 
     def _step(self, status: RunStatus, number: int, loss: float) -> None:
         self.tell(lambda callback: callback.on_step(status, number, loss))
+
+    def worked(self, report: NodeReport, batches: int, loss: float) -> None:
+        """Tell of what this node computed."""
+        self.tell(lambda callback: callback.on_work(report, batches, loss))

@@ -209,9 +209,6 @@ class Coordinator:
         self._accountant.count(self._loop.time())
         await self._reception.close(self.reason or "stopped")
         door.close()
-        self._stop_helpers()
-
-    def _stop_helpers(self) -> None:
         self._loader.stop()
         self._actor.stop()
         self._verifier.stop()

@@ -25,8 +25,9 @@ GROWTH = 32
 META_BYTES_MAX = 64 * _MIB
 # A coordinator lends what is being computed and one more, each perhaps with its parameters.
 WAITING_MAX = 64
-# As many as a step may have.
+# As many as a step may have; and of those that are apart, each of which takes a vector.
 BATCHES_MAX = 65536
+APART_MAX = 64
 
 
 class Expected:
@@ -93,7 +94,7 @@ class Expected:
 def _makes_sense(loan: Loan) -> bool:
     sizes = [batch.samples for batch in loan.batches]
     return (
-        loan.start < loan.stop <= loan.count <= BATCHES_MAX
+        loan.start < loan.stop <= loan.count <= (APART_MAX if loan.apart else BATCHES_MAX)
         and len(sizes) == loan.stop - loan.start
         and min(sizes) > 0
         and sum(sizes) <= loan.samples

@@ -180,12 +180,13 @@ class Intake:
                 continue
             given = _contributions(answer, arrived)
             norm = max([each.norm for each in given])
-            loss = max([abs(each.loss_sum) for each in given])
-            if norm < math.inf and loss < LOSS_MAX:
+            # Not by the largest: what is not a number is larger than nothing.
+            wild = [each.loss_sum for each in given if not abs(each.loss_sum) < LOSS_MAX]
+            if norm < math.inf and not wild:
                 self._stepping.arrived(answer.lease, given)
                 usable[answer.lease] = norm
             else:
-                what = "its gradient is not finite" if norm == math.inf else f"its loss is {loss:g}"
+                what = "its gradient is not finite" if norm == math.inf else f"its loss is {wild[0]:g}"
                 others.append(ev.Failed(node, answer.lease, what, math.inf))
         if self._stepping.takes_many and usable:
             self._dispatch(ev.Answered(node, list(usable), *took, norms=list(usable.values())))

@@ -43,6 +43,7 @@ from w5xde.messages import (
 from w5xde.protocol.session import NODE
 from w5xde.protocol.wire import Body
 from w5xde.runtime.actor import Actor
+from w5xde.runtime.audience import Audience
 from w5xde.runtime.expected import WELCOME_LIMITS, Expected
 from w5xde.runtime.machine import host_name, machine_name
 from w5xde.runtime.memory import available_bytes
@@ -80,7 +81,7 @@ class Node:
         self._settings = settings
         self._device = choose_device(settings.device)
         self._note = note
-        self._callbacks = list(callbacks)
+        self._audience = Audience(callbacks, lambda text: note("callback failed", text))
         # Asked for at every greeting: the name that was given instead may be free the next time.
         self._wanted_name = settings.node_name or host_name()
         self.report = NodeReport(name=self._wanted_name)
@@ -396,12 +397,4 @@ class Node:
             if not answer.dropped and not answer.failure:
                 self.report.batches += loan.stop - loan.start
                 loss = self.report.loss = answer.loss_sum / sum(batch.samples for batch in loan.batches)
-                self._tell(loan.stop - loan.start, loss)
-
-    def _tell(self, batches: int, loss: float) -> None:
-        for callback in list(self._callbacks):
-            try:
-                callback.on_work(self.report, batches, loss)
-            except Exception as error:
-                self._callbacks.remove(callback)
-                self._note("callback failed", f"a callback failed and is not called again: {describe(error)}")
+                self._audience.worked(self.report, loan.stop - loan.start, loss)

@@ -39,6 +39,7 @@ from w5xde.runtime.memory import available_bytes
 from w5xde.runtime.peer import Peer, Watch
 from w5xde.runtime.proving import Proving
 from w5xde.runtime.tickets import Refused
+from w5xde.runtime.traffic import Traffic
 from w5xde.runtime.transport import Connection, Owner
 
 # What a node that works may say without any answers; the longest is a goodbye.
@@ -100,9 +101,7 @@ class Reception:
         self._gate = Gate(available_bytes() * ARRIVING_PART)
         self._peers: dict[str, Peer] = {}
         self._unnamed: set[Peer] = set()
-        self._gone_bytes_sent = 0
-        self._gone_bytes_received = 0
-        self._gone_traffic: list[tuple[str, int, int]] = []
+        self.traffic = Traffic(self._everybody)
         self._is_closing = False
         self._watch = Watch()
         self._open = 0
@@ -127,26 +126,6 @@ class Reception:
     def _everybody(self) -> Iterator[Peer]:
         yield from list(self._peers.values())
         yield from list(self._unnamed)
-
-    @property
-    def bytes_sent(self) -> int:
-        return self._gone_bytes_sent + sum(p.connection.bytes_sent for p in self._everybody())
-
-    @property
-    def bytes_received(self) -> int:
-        return self._gone_bytes_received + sum(p.connection.bytes_received for p in self._everybody())
-
-    def traffic(self) -> list[tuple[str, int, int]]:
-        """(node, bytes sent, bytes received) since this was last asked, also of nodes that went meanwhile."""
-        found, self._gone_traffic = self._gone_traffic, []
-        return found + [self._untold(peer) for peer in self._peers.values() if peer.is_ready]
-
-    @staticmethod
-    def _untold(peer: Peer) -> tuple[str, int, int]:
-        sent, received = peer.connection.bytes_sent, peer.connection.bytes_received
-        untold = (peer.name, sent - peer.told_sent, received - peer.told_received)
-        peer.told_sent, peer.told_received = sent, received
-        return untold
 
     def beat(self) -> None:
         for peer in self._peers.values():
@@ -363,10 +342,7 @@ class Reception:
         self._unnamed.discard(peer)
         if self._peers.get(peer.name) is peer:
             del self._peers[peer.name]
-        if peer.is_ready:
-            self._gone_traffic.append(self._untold(peer))
-        self._gone_bytes_sent += peer.connection.bytes_sent
-        self._gone_bytes_received += peer.connection.bytes_received
+        self.traffic.gone(peer)
 
     def turn_out(self, peer: Peer, reason: str, *, abruptly: bool = False) -> None:
         """Part with a peer that misbehaved or fell silent."""

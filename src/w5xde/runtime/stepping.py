@@ -108,7 +108,8 @@ class Stepping:
     def fold(self, effect: ev.Fold) -> None:
         lease = effect.lease
         contributions = self._incoming.pop(lease.id)
-        self._meters.folded(effect.staleness, len(contributions))
+        before = lease.span.start if lease.step.apart else 0
+        self._meters.folded(effect.staleness + before, len(contributions))
         loss_sum = sum([each.loss_sum for each in contributions])
         self._meters.node(lease.node).loss = loss_sum / lease.samples
         self._begun.append((effect, contributions))
