@@ -152,3 +152,19 @@ def test_without_a_rule_batches_are_shared_by_speed() -> None:
     plan = Plan(step_batches=8, epoch_limit=1, step_limit=None, samples=8, batch_size=1)
     mode = mode_of(CoreSettings("sync"), plan, Members(), Leases(1))
     assert type(mode) is Sync
+
+
+def test_one_who_comes_and_goes_does_not_keep_the_others_waiting_for_ever() -> None:
+    pool = Pool(2, 4, "trim:1")
+    assert not pool.lend()
+    pool.now += GATHERING_SECONDS - 1
+    pool.members.join("flaps", pool.now)
+    assert pool.lend()
+    for lease in pool.leases.of_node("flaps"):
+        pool.leases.end(lease)
+        pool.mode.give_back(lease)
+    pool.members.leave("flaps")
+    # They waited for it once; now they go on without it.
+    pool.now += 2.0
+    pool.answer("n0")
+    assert pool.lend("n0")

@@ -47,7 +47,7 @@ class Evenly(Sync):
     def __init__(self, plan: Plan, members: Members, leases: Leases, rule: Robust) -> None:
         super().__init__(plan, members, leases)
         self._needs = rule.needs
-        # Since when there are too few, but some.
+        # Since when there are too few, but some; until a step was made with enough.
         self._short_since: float | None = None
 
     def grants(self, candidates: Iterable[Member], version: int, now: float) -> list[list[Lease]]:
@@ -56,11 +56,16 @@ class Evenly(Sync):
     def _waits(self, now: float) -> bool:
         """Whether more nodes may come soon that are needed."""
         if not self.members or len(self.members) >= self._needs:
-            self._short_since = None
             return not self.members
         if self._short_since is None:
             self._short_since = now
         return now - self._short_since <= GATHERING_SECONDS
+
+    def stepped(self, step: int) -> Iterable[Member]:
+        # Not as soon as enough are there: one who comes and goes would keep the others waiting for ever.
+        if len(self.members) >= self._needs:
+            self._short_since = None
+        return super().stepped(step)
 
     def _share(
         self, work: StepWork, candidates: Iterable[Member], version: int, now: float

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.nn.functional import dropout
@@ -27,6 +28,8 @@ from w5xde.learn.trainer import Trainer
 from w5xde.messages import CANARY_BODY_BYTES_MAX, Canary
 
 CODE = "W5-212"
+# What of the canary travels with the layout, in a message that is limited.
+META_BYTES_MAX = 1024 * 1024
 FIX = (
     "use the coordinator's job file and versions; look at this machine with w5xde doctor, or try --device cpu"
 )
@@ -124,6 +127,9 @@ class Expectation:
             self.body = bytearray(b"".join([buffers, *packer.pieces]))
             if len(self.body) > CANARY_BODY_BYTES_MAX:
                 raise Unprovable(f"{SAMPLES} samples and the model's buffers take {len(self.body)} bytes")
+            words = len(msgspec.msgpack.encode(self.message))
+            if words > META_BYTES_MAX:
+                raise Unprovable(f"{SAMPLES} samples take {words} bytes beside their tensors")
             given = _compute(trainer, self.message, self.body)
             nudged = _compute(trainer, self.message, self.body, NUDGE_COARSE if is_coarse else NUDGE)
         except (BatchFailed, Unprovable) as error:

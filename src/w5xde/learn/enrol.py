@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,12 +32,17 @@ class NodeParts:
     source: MapSource | None
     layout_digest: str
     welcome: Welcome
+    make_trainer: Callable[[], Trainer]
     # What the canary of this connection gave, if there is one.
     proof: Answer | None = None
 
     def prove(self, welcome: Welcome, body: bytearray | memoryview) -> None:
-        """Compute the canary of a welcome; the first version that is loaded then must be a whole one."""
-        self.proof = answer(self.trainer, welcome.canary, body) if welcome.canary is not None else None
+        """Compute the canary of a welcome, on a model that is thrown away.
+
+        The one that we train may keep what it computed first (an encoding, a mask) for good.
+        """
+        canary = welcome.canary
+        self.proof = answer(self.make_trainer(), canary, body) if canary is not None else None
 
     def fits(self, welcome: Welcome) -> bool:
         """Whether these parts also serve another connection."""
@@ -61,8 +67,13 @@ def prepare_node(job: Job, welcome: Welcome, device: torch.device) -> NodeParts:
             fix="use the coordinator's job file",
         )
     source = _own_source(job, rules) if rules.data == "local" else None
-    flat = FlatModel(module, layout, device)
-    return NodeParts(Trainer(job, flat, rules, device), source, digest, welcome)
+
+    def trainer_of(module: torch.nn.Module) -> Trainer:
+        return Trainer(job, FlatModel(module, layout, device), rules, device)
+
+    return NodeParts(
+        trainer_of(module), source, digest, welcome, lambda: trainer_of(build_model(job, rules.seed))
+    )
 
 
 def _require_sane(rules: Rules) -> None:

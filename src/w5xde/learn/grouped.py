@@ -268,6 +268,8 @@ def _pointwise(
 
     if len(outs) != 1 or any(isinstance(each, (list, tuple)) for each in args):
         return None
+    if not any(isinstance(each, _Many) for each in args):
+        return None  # of the model alone: it would not even be as long as the others
     named = {name: aligned(each) for name, each in options.items()}
     return _step(call.func._op, *[aligned(each) for each in args], out=outs[0].all, **named)
 

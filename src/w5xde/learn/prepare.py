@@ -24,7 +24,7 @@ from w5xde.learn.learner import Learner
 from w5xde.learn.robust import RobustSums
 from w5xde.learn.trainer import Trainer
 from w5xde.learn.trial import Trial, refuse_unsavable, try_first_batch
-from w5xde.messages import TRAINED, Rules
+from w5xde.messages import STILL, TRAINED, Rules
 
 
 class ModelParameters(list[nn.Parameter]):
@@ -142,9 +142,18 @@ def _expect(
     dtypes = {entry.dtype for entry in flat.blueprint.layout.entries if entry.role == TRAINED}
     is_coarse = rules.precision == "bf16" or not dtypes.isdisjoint({"bfloat16", "float16"})
     try:
+        _require_same_buffers(flat, build_model(job, rules.seed))
         return Expectation(trainer, flat, source, draws=trial.draws_torch, is_coarse=is_coarse), ""
     except Unprovable as error:
         return None, str(error)
+
+
+def _require_same_buffers(flat: FlatModel, other: nn.Module) -> None:
+    """Buffers that never change are what model() makes of them, until a node is sent ours."""
+    buffers = dict(other.named_buffers())
+    for entry, ours in zip(flat.blueprint.layout.entries, flat.tensors, strict=True):
+        if entry.role == STILL and not torch.equal(ours.cpu(), buffers[entry.name].cpu()):
+            raise Unprovable(f"model() makes buffer {entry.name} another one each time")
 
 
 def _build_optimizer(job: Job, module: nn.Module) -> Optimizer:

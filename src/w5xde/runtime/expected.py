@@ -17,8 +17,8 @@ _MIB = 1024 * 1024
 # A layout of the deepest model, and a canary. Nothing else is read before our own model is compared with it.
 WELCOME_LIMITS = Limits(meta_bytes_max=16 * _MIB, body_bytes_max=CANARY_BODY_BYTES_MAX, words="welcome")
 # Batches that are sent at a time take at most this part of the memory that there was, those that wait twice
-# that; but no machine is so busy that it has not the least.
-MEMORY_PART = 0.25
+# that; but no machine is so busy that it has not the least. More would only fail later.
+MEMORY_PART = 0.5
 WORK_BYTES_LEAST = 64 * _MIB
 # Lists and dicts grow when they are read: an empty one is four bytes on the wire, and a hundred here.
 GROWTH = 32

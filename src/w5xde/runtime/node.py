@@ -12,24 +12,20 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
-import torch
 
-import w5xde
 from w5xde.callbacks import Callback
 from w5xde.config import Settings
 from w5xde.control import node as nd
 from w5xde.errors import JoinError, TrainingError, W5xdeError
 from w5xde.learn.buffers import Buffers
-from w5xde.learn.device import choose_device, core_count, use_threads
+from w5xde.learn.device import choose_device, use_threads
 from w5xde.learn.enrol import NodeParts, prepare_node
 from w5xde.learn.job import Job, describe
 from w5xde.messages import (
-    PROTOCOL_VERSION,
     Answer,
     Beat,
     Bye,
     Cancel,
-    Hello,
     Leave,
     Message,
     Params,
@@ -45,7 +41,7 @@ from w5xde.protocol.wire import Body
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.audience import Audience
 from w5xde.runtime.expected import WELCOME_LIMITS, Expected
-from w5xde.runtime.machine import host_name, machine_name
+from w5xde.runtime.machine import host_name
 from w5xde.runtime.memory import available_bytes
 from w5xde.runtime.passes import Pass
 from w5xde.runtime.roads import configure
@@ -58,6 +54,8 @@ from w5xde.runtime.workbench import Done, Workbench
 # what is clearly shorter, because a process that had to wait for a core once is not slow.
 INLINE_WORK_SECONDS = 0.1
 INLINE_AGAIN_SECONDS = 0.02
+# What we cannot take, however often it is sent.
+TOO_LARGE = "W5-121"
 # How long our goodbye may take.
 PARTING_SECONDS = 1.0
 # A reason must fit into a greeting's limit even if each character takes four bytes.
@@ -229,6 +227,10 @@ class Node:
         self.report.bytes_received += connection.bytes_received
         if connection.fault:
             self._dial_error = JoinError(reason, code=connection.fault)
+        if connection.fault == TOO_LARGE and self._core.has_joined:
+            # It would be sent the same again.
+            self._refusal = JoinError(reason, code=TOO_LARGE, fix="use smaller batches, or a larger machine")
+            self._dispatch(nd.Parted(reason, finished=False))
         if not self._core.is_over and self._core.has_joined:
             self._note("lost", f"lost the coordinator ({reason}); trying again")
         self._dispatch(nd.Lost(reason))
@@ -247,20 +249,7 @@ class Node:
             connection.send(Ready(parts.layout_digest, proof.seconds, connection.link), [proof.body])
 
     def _greet(self) -> None:
-        self._say(
-            Hello(
-                protocol=PROTOCOL_VERSION,
-                package=w5xde.__version__,
-                name=self._wanted_name,
-                run=self.report.run,
-                device=str(self._device),
-                torch=str(torch.__version__),
-                # Whoever computes elsewhere needs no turn on the cores.
-                machine=machine_name() if self._device.type == "cpu" else "",
-                cores=core_count(),
-                **self._pass.shown(),
-            )
-        )
+        self._say(self._pass.greeting(self._wanted_name, self.report.run, self._device))
 
     def _heard(self, connection: Connection, message: Message, body: Body) -> None:
         match message:

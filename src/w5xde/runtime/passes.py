@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+import torch
+
+import w5xde
 from w5xde.errors import StorageError
+from w5xde.learn.device import core_count
+from w5xde.messages import PROTOCOL_VERSION, Hello
 from w5xde.runtime.credentials import CREDENTIAL_BYTES, NODE_ID_BYTES, Credential, NodeCredentials, pool_of
+from w5xde.runtime.machine import machine_name
 from w5xde.ticket import Secret, Ticket
 
 # The coordinator does not know who we are.
@@ -26,6 +32,21 @@ class Pass:
         self.ticket = ticket
         self._place = NodeCredentials(pool_of(ticket)) if keeps else None
         self._credential = self._place.load() if self._place is not None else None
+
+    def greeting(self, name: str, run: str, device: torch.device) -> Hello:
+        """The first words of a node that computes there, and would like to be called so."""
+        return Hello(
+            protocol=PROTOCOL_VERSION,
+            package=w5xde.__version__,
+            name=name,
+            run=run,
+            device=str(device),
+            torch=str(torch.__version__),
+            # Whoever computes elsewhere needs no turn on the cores.
+            machine=machine_name() if device.type == "cpu" else "",
+            cores=core_count(),
+            **self.shown(),
+        )
 
     def shown(self) -> Shown:
         if self._credential is not None:

@@ -12,7 +12,7 @@ from w5xde.learn.prepare import Prepared
 from w5xde.messages import Canary, Ready, Refuse
 from w5xde.protocol.wire import GREETING_LIMITS, Body, Limits
 from w5xde.runtime.metrics import sane_seconds
-from w5xde.runtime.peer import Peer
+from w5xde.runtime.peer import GREETING_SECONDS, Peer
 
 # How long a node may take to build its model and to prove itself. It keeps nobody waiting and slow machines
 # are welcome, so this is long, and longer if the canary took long here. Who is cut comes again by itself, and
@@ -69,7 +69,8 @@ class Proving:
     def complaint(self, peer: Peer, now: float, awake_since: float) -> str:
         """Why we part with somebody who is still not ready; nothing if there is time."""
         own = self._expectation.seconds if self._expectation is not None else 0.0
-        patience = max(PROVING_SECONDS_MIN, PROVING_FACTOR * own)
+        # Who only looks has seen all there is.
+        patience = GREETING_SECONDS if peer.is_looking else max(PROVING_SECONDS_MIN, PROVING_FACTOR * own)
         if peer.is_ready or now - max(peer.welcomed_at, awake_since) < patience:
             return ""
         return f"it was not ready after {patience:.0f} s"
