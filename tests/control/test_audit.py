@@ -441,3 +441,34 @@ def test_a_record_that_is_no_record_is_a_violation(record: Any) -> None:
 
 def test_an_empty_ledger_proves_nothing() -> None:
     assert audited([]).violations == ["the ledger is empty"]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_restore_in_the_middle_of_a_stretch_is_found_out(apart: bool) -> None:
+    lease = (1 << INCARNATION_SHIFT) + 1
+    plan = {"step_batches": 1, "batch_size": 1, "samples": 4, "mode": "async"}
+    records: Records = [
+        {"kind": "start", "incarnation": 1, "plan": plan},
+        {"kind": "joined", "node": "a"},
+        {"kind": "lend", "node": "a", "version": 0, "leases": [[lease, 0, 0, 4]]},
+    ]
+    place = {"kind": "step", "apart": True, "step": 0, "version": 0, "epoch": 0, "first": 0}
+    records.append(place | {"sizes": [[1, 4]], "ends_epoch": True, "shares": [[0, 4, "a", lease]]})
+    if not apart:
+        records[2:] = [
+            record
+            for i in range(4)
+            for record in (
+                {"kind": "lend", "node": "a", "version": i, "leases": [[lease + i, i, 0, 1]]},
+                {"kind": "step", "step": i, "version": i, "epoch": 0, "first": i, "sizes": [[1, 1]]}
+                | {"ends_epoch": i == 3, "shares": [[0, 1, "a", lease + i]]},
+            )
+        ]
+    assert audited(records).violations == []
+    assert (audited(records).steps, audited(records).batches) == (4, 4)
+    records += [
+        {"kind": "start", "incarnation": 2, "plan": plan},
+        {"kind": "restore", "version": 1, "sha256": "x", "aside": [], "damaged": []},
+        {"kind": "epoch", "epoch": 1, "aside": []},
+    ]
+    assert any("never counted" in each or "never applied" in each for each in audited(records).violations)

@@ -116,3 +116,11 @@ def test_three_failures_on_one_node_prove_nothing_while_others_are_there() -> No
         work.failed(Span(0, 1), "a", [])
     assert not work.is_hopeless(Span(0, 1), pool("a", "b"), [])
     assert work.is_hopeless(Span(0, 1), pool("a"), [])
+
+
+def test_several_batches_are_never_hopeless_together() -> None:
+    """Copies of one span may fail on three nodes before any of its batches was tried alone."""
+    work, members = step(4), pool("a", "b", "c")
+    for node in ("a", "b", "c"):
+        work.failed(Span(0, 4), node, [])
+    assert not work.is_hopeless(Span(0, 4), members, [])

@@ -27,7 +27,7 @@ from w5xde.learn.layout import FlatModel, describe
 from w5xde.learn.prepare import Prepared, prepare
 from w5xde.learn.seeding import seed_everything
 from w5xde.learn.sketch import ROW, sketch
-from w5xde.learn.trainer import Task
+from w5xde.learn.trainer import Task, Trainer
 from w5xde.messages import Fill
 from w5xde.tree import Span
 
@@ -181,14 +181,27 @@ def test_an_honest_node_passes(model: Any, more: Any, precision: str):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_node_that_rounds_otherwise_passes(seed: int, monkeypatch: pytest.MonkeyPatch):
+def test_a_node_that_rounds_otherwise_passes(seed: int):
     """In double precision: further from single than any honest machine is from another."""
     job = make(jobs.convolutions, data=jobs.images)
     prepared = prepare(job, settings(seed=seed))
     parts = parts_of(job, prepared)
-    monkeypatch.setattr(parts.trainer, "_job", make(jobs.convolutions, data=jobs.images, loss=in_double))
+    doubled = make(jobs.convolutions, data=jobs.images, loss=in_double)
+    computes_with(parts, lambda trainer: setattr(trainer, "_job", doubled))
     assert wrong_with(parts, prepared) == ""
     assert parts.proof is not None
+
+
+def computes_with(parts: NodeParts, change: Callable[[Trainer], None]) -> None:
+    """From now on the canary is computed by a trainer that was changed."""
+    make_trainer = parts.make_trainer
+
+    def changed() -> Trainer:
+        trainer = make_trainer()
+        change(trainer)
+        return trainer
+
+    parts.make_trainer = changed
 
 
 def in_double(model: nn.Module, batch: Any) -> Tensor:
@@ -332,7 +345,7 @@ def test_a_wrong_precision_is_found_out_on_ordinary_models(model: Any, more: dic
     job = make(model, **more)
     prepared = prepare(job, settings())
     parts = parts_of(job, prepared)
-    parts.trainer._autocasts = True
+    computes_with(parts, lambda trainer: setattr(trainer, "_autocasts", True))
     assert "differs by" in wrong_with(parts, prepared)
 
 
@@ -441,3 +454,57 @@ def test_numbers_that_are_none_spoil_nothing_but_the_canary(fill: Fill):
     bad = msgspec.structs.replace(welcome.canary, fills=[fill] * len(welcome.canary.fills))
     parts.prove(msgspec.structs.replace(welcome, canary=bad), bytearray(prepared.canary.body))
     assert wrong_with(parts, prepared) == ""
+
+
+class Remembers(nn.Module):
+    """Keeps what its frozen half gave the first time, as encoders of fixed prompts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.head = nn.Linear(8, CLASSES).requires_grad_(False), nn.Linear(FEATURES, 8)
+        self.kept: Tensor | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.kept is None:
+            self.kept = self.frozen(torch.eye(8)).detach()
+        return self.head(inputs) @ self.kept
+
+
+def test_what_a_model_keeps_of_its_first_batch_is_not_the_canarys():
+    job = make(Remembers)
+    prepared = prepare(job, settings())
+    parts = parts_of(job, prepared)
+    assert wrong_with(parts, prepared) == ""
+    assert parts.trainer._flat.module.kept is None
+
+
+def test_a_buffer_that_is_another_each_time_makes_no_node_wrong():
+    class Projected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            chance = np.random.default_rng()
+            self.register_buffer("proj", torch.from_numpy(chance.standard_normal((FEATURES, 1000))).float())
+            self.last = nn.Linear(1000, CLASSES)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.last(inputs @ self.proj)
+
+    prepared = prepare(make(Projected), settings())
+    assert prepared.canary is None
+    assert "buffer proj" in prepared.canary_trouble
+
+
+def test_samples_that_are_mostly_words_are_no_canary():
+    class Words(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, i: int) -> tuple[str, Tensor, Tensor]:
+            return "x" * 500_000, torch.zeros(FEATURES), torch.tensor(i % CLASSES)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return cross_entropy(model(batch[1]), batch[2])
+
+    prepared = prepare(make(mlp(), data=Words, loss=loss), settings())
+    assert prepared.canary is None
+    assert "bytes beside their tensors" in prepared.canary_trouble

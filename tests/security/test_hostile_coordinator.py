@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import w5xde
+import w5xde.runtime.node
 from tests.protocol.streams import around, feed
 from tests.security.measure import KIB, MIB, peak_bytes, refusal_of
 from tests.system.harness import answering, clear_ticket
@@ -164,7 +165,7 @@ def test_parameters_are_as_large_as_our_own_model(blueprint: Blueprint, whole: b
 
 
 def test_batches_take_a_part_of_the_memory_that_there_was(blueprint: Blueprint) -> None:
-    node = Expected(blueprint, 4 * GIB)
+    node = Expected(blueprint, 2 * GIB)
     node.check_size(Work(0, [LOAN]), GIB)
     assert "takes 1073741824 at a time" in refused(lambda: node.check_size(Work(0, [LOAN]), GIB + 1))
     assert node.limits == Limits(32 * MIB, GIB)
@@ -195,11 +196,11 @@ def test_work_whose_batches_are_not_those_it_names_is_refused(loan: Loan, bluepr
 
 
 def test_what_waits_here_has_a_limit_in_number_and_in_bytes(blueprint: Blueprint) -> None:
-    node, work = Expected(blueprint, GIB), Work(0, [LOAN])
+    node, work = Expected(blueprint, GIB // 2), Work(0, [LOAN])
     for _ in range(expected.WAITING_MAX):
         node.take(work, 10)
     assert "65 messages" in refused(lambda: node.take(work, 10))
-    node = Expected(blueprint, GIB)
+    node = Expected(blueprint, GIB // 2)
     for _ in range(10):
         node.take(work, 256 * MIB)
         node.take(work, 256 * MIB)
@@ -296,7 +297,10 @@ def test_a_node_at_work_hangs_up_on_64_gib_before_it_receives_them(
 
     monkeypatch.setattr(node, "_lost", watched)
     with answering(answer) as address:
-        w5xde.join(clear_ticket(address), job, wait=0)
+        # What it cannot take now it cannot take later: it does not come back for it.
+        with pytest.raises(JoinError, match="a frame of") as caught:
+            w5xde.join(clear_ticket(address), job, wait=0)
         assert heard.wait(10)
+    assert caught.value.code == "W5-121"
     assert noted[0].startswith("W5-121 a frame of ")
     assert placed == []

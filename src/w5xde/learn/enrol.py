@@ -17,6 +17,7 @@ from w5xde.learn.data import MapSource
 from w5xde.learn.device import core_count, use_threads
 from w5xde.learn.job import Job
 from w5xde.learn.layout import FlatModel
+from w5xde.learn.seeding import as_before
 from w5xde.learn.trainer import Trainer
 from w5xde.messages import MOVING, Rules, Welcome
 
@@ -41,8 +42,11 @@ class NodeParts:
 
         The one that we train may keep what it computed first (an encoding, a mask) for good.
         """
-        canary = welcome.canary
-        self.proof = answer(self.make_trainer(), canary, body) if canary is not None else None
+        self.proof = None
+        if welcome.canary is not None:
+            with as_before():
+                trainer = self.make_trainer()
+            self.proof = answer(trainer, welcome.canary, body)
 
     def fits(self, welcome: Welcome) -> bool:
         """Whether these parts also serve another connection."""

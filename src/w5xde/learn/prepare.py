@@ -22,6 +22,7 @@ from w5xde.learn.layout import FlatModel
 from w5xde.learn.lean import leave_the_compiler_out
 from w5xde.learn.learner import Learner
 from w5xde.learn.robust import RobustSums
+from w5xde.learn.seeding import as_before
 from w5xde.learn.trainer import Trainer
 from w5xde.learn.trial import Trial, refuse_unsavable, try_first_batch
 from w5xde.messages import STILL, TRAINED, Rules
@@ -142,7 +143,9 @@ def _expect(
     dtypes = {entry.dtype for entry in flat.blueprint.layout.entries if entry.role == TRAINED}
     is_coarse = rules.precision == "bf16" or not dtypes.isdisjoint({"bfloat16", "float16"})
     try:
-        _require_same_buffers(flat, build_model(job, rules.seed))
+        if any(entry.role == STILL for entry in flat.blueprint.layout.entries):
+            with as_before():
+                _require_same_buffers(flat, build_model(job, rules.seed))
         return Expectation(trainer, flat, source, draws=trial.draws_torch, is_coarse=is_coarse), ""
     except Unprovable as error:
         return None, str(error)

@@ -1,0 +1,59 @@
+"""What nodes say of their losses: numbers, or it counts for nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from w5xde.control import events as ev
+from w5xde.learn.layout import Vector
+from w5xde.messages import Answer
+from w5xde.runtime.intake import Intake, Took, _fits
+
+
+class Kept:
+    """Stands where the learner's steps are begun."""
+
+    takes_many = True
+
+    def __init__(self) -> None:
+        self.leases: list[int] = []
+
+    def arrived(self, lease: int, given: list[Any]) -> None:
+        self.leases.append(lease)
+
+
+@pytest.mark.parametrize("wild", [math.nan, math.inf, -math.inf, 1e31])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_stretch_with_a_loss_that_is_no_number_is_refused(wild: float, place: int) -> None:
+    told: list[ev.Event] = []
+    intake, kept = Intake.__new__(Intake), Kept()
+    intake._stepping, intake._dispatch = kept, told.append  # type: ignore[assignment]
+    losses = [1.0, 1.0, 1.0]
+    losses[place] = wild
+    vector = Vector(torch.zeros(0, dtype=torch.uint8), [])
+    intake._answered("a", [Answer(7, losses=losses)], [(vector, 1.0)] * 3, Took(0.1, 0.1, 1.0))
+    assert kept.leases == []
+    assert [type(event) for event in told] == [ev.Failed]
+
+
+@pytest.mark.parametrize(
+    ("answer", "apart", "fits"),
+    [
+        (Answer(1), 0, True),
+        (Answer(1, losses=[1.0]), 0, False),
+        (Answer(1, losses=[1.0, 2.0]), 2, True),
+        (Answer(1, losses=[1.0]), 2, False),
+        (Answer(1), 2, False),
+        (Answer(1, losses=[1.0, 2.0], absents=[[0]]), 2, False),
+        (Answer(1, losses=[1.0, 2.0], absents=[[0], []]), 2, True),
+        (Answer(1, losses=[1.0, 2.0], absents=[[9], []]), 2, False),
+        (Answer(1, losses=[1.0, 2.0], codec="bf16"), 2, False),
+        (Answer(1, absent=[9]), 0, False),
+    ],
+)
+def test_an_answer_must_fit_what_was_lent(answer: Answer, apart: int, fits: bool) -> None:
+    assert _fits(answer, apart, frozenset({0, 1})) == fits
