@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container
 from dataclasses import dataclass, field
 
 from w5xde.control.choice import CodecChoice
@@ -95,12 +94,3 @@ class Peer:
             self.frame_seen = began, now, received
             return received - seen[2] < SLOW_BYTES_PER_SECOND * (now - seen[1])
         return False
-
-
-def free_name(wanted: str, taken: Container[str]) -> str:
-    """The name that was asked for, with a number if it is taken."""
-    name, number = wanted, 1
-    while name in taken:
-        number += 1
-        name = f"{wanted[:58]}-{number}"
-    return name
