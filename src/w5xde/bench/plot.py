@@ -166,10 +166,14 @@ def draw_peers(figure: Figure, found: dict[str, Any]) -> None:
     axes.set_yticks(range(len(rows)), [f"{row['title']}\nvs {row['peer']}" for row in rows])
     axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("{x:g}")
     axes.set_xlabel("our batches/s over theirs, median and 95 % interval")
     axes.margins(x=0.15)
+    # A digit for every line would not be readable over several decades.
+    low, high = axes.get_xlim()
+    ticks = [digit * 10.0**power for power in range(-3, 4) for digit in (1, 2, 5)]
+    axes.set_xticks([tick for tick in ticks if low <= tick <= high])
+    axes.set_xticks([], minor=True)
+    axes.xaxis.set_major_formatter("{x:g}")
     _tidy(axes)
     _footnote(figure, [f"{row['title']} vs {row['peer']}: {row['status']}" for row in missing])
 
