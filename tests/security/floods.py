@@ -180,8 +180,15 @@ def bare_door() -> Iterator[int]:
 
 def seconds_to_join(run: Attacked, job: str, name: str) -> float:
     """How long a real node takes from its first packet until the coordinator says that it joined."""
+
+    def join() -> None:
+        # A node of its own: one that comes again keeps its name.
+        with tempfile.TemporaryDirectory() as state:
+            os.environ["W5XDE_STATE"] = state
+            w5xde.join(run.ticket, job, node_name=name, road="tcp", log="silent")
+
     began = time.monotonic()
-    with forked(lambda: w5xde.join(run.ticket, job, node_name=name, road="tcp", log="silent")) as node:
+    with forked(join) as node:
         run.wait_until_told(f"{name} joined")
         took = time.monotonic() - began
         os.kill(node, signal.SIGKILL)
