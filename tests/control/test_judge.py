@@ -158,3 +158,16 @@ def test_the_median_follows_what_it_sees_and_no_single_number() -> None:
     for _ in range(500):
         median.add(100 * math.exp(chance.gauss(0, 1)))
     assert 70 < median.value < 140
+
+
+def test_one_who_found_a_batch_large_is_no_proof_that_nobody_can_compute_it() -> None:
+    judge = taught()
+    large = lease("b", step=1, count=1)
+    assert judge.doubt(large, 50.0, is_alone=False)
+    judge.refused(large, 50.0)
+    assert judge.needs_another(large, is_alone=False)
+    assert not judge.needs_another(large, is_alone=True)
+    # Somebody else finds the same: it is believed.
+    assert not judge.doubt(lease("a", step=1, count=1), 50.0, is_alone=False)
+    judge.refused(lease("a", step=1, count=1), 5000.0)
+    assert not judge.needs_another(large, is_alone=False)

@@ -124,3 +124,12 @@ def test_several_batches_are_never_hopeless_together() -> None:
     for node in ("a", "b", "c"):
         work.failed(Span(0, 4), node, [])
     assert not work.is_hopeless(Span(0, 4), members, [])
+
+
+def test_a_batch_goes_to_whoever_it_failed_on_least() -> None:
+    work, members = step(1), pool("a", "b")
+    carve(work, "a", 1, members)
+    for node in ("a", "b", "b"):
+        work.failed(Span(0, 1), node, [])
+    assert work.carve("b", 1, members) is None
+    assert carve(work, "a", 1, members) == Span(0, 1)

@@ -60,6 +60,8 @@ class Failures:
         ]
         others = self._leases.of_step(lease.step.index)
         is_hopeless = work is not None and work.is_hopeless(lease.span, self._members, others)
+        if self._judge.needs_another(lease, is_alone=len(self._members) == 1):
+            is_hopeless = False
         return effects, work if is_hopeless else None
 
     def is_broken(self, member: Member) -> str:

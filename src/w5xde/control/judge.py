@@ -157,6 +157,14 @@ class Judge:
             for suspect in case.suspects
         )
 
+    def needs_another(self, lease: Lease, *, is_alone: bool) -> bool:
+        """Whether only one node was refused for just this, as too large: a second may find the same."""
+        case = self._cases.get(lease.step.index)
+        if case is None or is_alone or not self._limit.is_auto:
+            return False
+        who = {each.node for each in case.suspects if each.span == lease.span and each.norm < math.inf}
+        return len(who) == 1
+
     def refused(self, lease: Lease, norm: float) -> None:
         """An update for this lease was not usable: infinite, or larger than is believed."""
         case = self._cases.setdefault(lease.step.index, _Case())

@@ -48,7 +48,7 @@ class StepWork:
         """Take an aligned span of at most `want` batches from what is free, lowest first."""
         want = 1 if self.failures else max(1, want)
         for at, candidate in enumerate(self.free):
-            if node in self.failures.get(candidate, ()) and self._others_may_try(candidate, members):
+            if self._is_for_others(node, candidate, members):
                 continue
             span = candidate
             while span.count > want:
@@ -103,6 +103,12 @@ class StepWork:
         self.free = [free for free in self.free if not span.holds(free)]
         self.free_batches = sum(free.count for free in self.free)
         return self.tree.is_complete
+
+    def _is_for_others(self, node: str, span: Span, members: Members) -> bool:
+        """Whether the span failed here, and less often on somebody else who is there."""
+        tried = self.failures.get(span, ())
+        here = tried.count(node) if node in tried else 0
+        return here > 0 and any(tried.count(member.name) < here for member in members)
 
     def _others_may_try(self, span: Span, members: Members) -> bool:
         tried = self.failures.get(span, ())
