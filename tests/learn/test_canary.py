@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import cross_entropy
 
 from tests.learn import jobs
 from tests.learn.jobs import CLASSES, FEATURES, make, mlp, settings
+from tests.learn.layers import Backward, Deaf, Rough
 from tests.learn.pool import CPU, welcome_of, wrong_with
 from w5xde import Job
 from w5xde.errors import JoinError, RemoteProtocolError
@@ -254,38 +255,6 @@ def test_the_coordinator_is_the_same_with_and_without_a_canary():
 
 
 # --- others ---------------------------------------------------------------------------------------
-
-
-class Rough(nn.Linear):
-    """A layer that computes in bfloat16."""
-
-    def forward(self, numbers: Tensor) -> Tensor:
-        half = torch.bfloat16
-        return linear(numbers.to(half), self.weight.to(half), self.bias.to(half)).float()
-
-
-class Negated(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, weight: Tensor) -> Tensor:
-        return weight.view_as(weight)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Tensor:
-        return -gradient
-
-
-class Backward(nn.Linear):
-    """A layer whose weight gets the opposite of its gradient."""
-
-    def forward(self, numbers: Tensor) -> Tensor:
-        return linear(numbers, Negated.apply(self.weight), self.bias)
-
-
-class Deaf(nn.Linear):
-    """A layer whose weight gets no gradient."""
-
-    def forward(self, numbers: Tensor) -> Tensor:
-        return linear(numbers, self.weight.detach(), self.bias)
 
 
 def network(

@@ -6,40 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 import w5xde
+from tests.learn.layers import Backward, Rough
 from tests.security.pool import HERE, Attacked, attacked
 from tests.system import jobs
 from tests.system.harness import JOBS, forked
 from w5xde.errors import JoinError
-
-
-class Rough(nn.Linear):
-    """A layer that computes in bfloat16."""
-
-    def forward(self, numbers: Tensor) -> Tensor:
-        half = torch.bfloat16
-        return linear(numbers.to(half), self.weight.to(half), self.bias.to(half)).float()
-
-
-class Negated(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, weight: Tensor) -> Tensor:
-        return weight.view_as(weight)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Tensor:
-        return -gradient
-
-
-class Broken(nn.Linear):
-    """A layer whose weight gets the opposite of its gradient."""
-
-    def forward(self, numbers: Tensor) -> Tensor:
-        return linear(numbers, Negated.apply(self.weight), self.bias)
 
 
 def model(last: type[nn.Module] = nn.Linear, between: type[nn.Module] = nn.ReLU) -> nn.Module:
@@ -59,7 +33,10 @@ def job(**changes: Any) -> w5xde.Job:
 OTHERS: dict[str, tuple[w5xde.Job, str]] = {
     "another activation": (job(model=lambda: model(between=nn.Tanh)), "the gradient of "),
     "a layer in bfloat16": (job(model=lambda: model(last=Rough)), "the gradient of "),
-    "a layer that goes backward": (job(model=lambda: model(last=Broken)), "the gradient of 4.weight differs"),
+    "a layer that goes backward": (
+        job(model=lambda: model(last=Backward)),
+        "the gradient of 4.weight differs",
+    ),
     "another loss": (job(loss=lambda net, batch: 2 * jobs.loss(net, batch)), "the gradient of "),
     "a device that fails": (job(loss=cannot), "illegal memory access"),
 }

@@ -8,7 +8,6 @@ gives the very same bits as one batch after another is not believed either: the 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from w5xde.learn.digest import same_bits, same_loss
 from w5xde.learn.recorded import IN_PLACE, Call, Recording, Unfit, moving
 
 # As many batches as often come together, and no more memory than stays close to a core.
@@ -110,8 +110,8 @@ class Group:
                 found = [row.clone() for row in rows]
                 for i, batch in enumerate(batches):
                     loss, gradients = recording.run([*batch, scale])
-                    same = [_is_same(many[i], one) for many, one in zip(found, gradients, strict=True)]
-                    if not all(same) or struct.pack("d", losses[i]) != struct.pack("d", loss.item()):
+                    same = [same_bits(many[i], one) for many, one in zip(found, gradients, strict=True)]
+                    if not all(same) or not same_loss(losses[i], loss.item()):
                         raise Unfit("many together round otherwise than one by one")
         finally:
             for weight, before in zip(recording.weights, kept, strict=True):
@@ -201,11 +201,6 @@ class Group:
 
 def _is_same_memory(one: Tensor, other: Tensor) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Bit by bit."""
-    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
 def _shuffled(values: Tensor, chance: torch.Generator) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from w5xde.errors import JobError
+from w5xde.learn.digest import same_bits
 from w5xde.messages import FROZEN, MOVING, NAME_CHARACTERS_MAX, STILL, TRAINED, Entry, Layout, Role
 
 # A cache line, so that no dtype's part starts in the middle of another's.
@@ -143,10 +144,7 @@ class Vector:
 
     def is_same(self, other: Vector) -> bool:
         """Whether both hold the same bits; what lies between the parts does not count."""
-        return all(
-            torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
-            for mine, theirs in zip(self.parts, other.parts, strict=True)
-        )
+        return all(map(same_bits, self.parts, other.parts))
 
 
 class Row(Vector):

@@ -17,6 +17,7 @@ from w5xde.learn import layout as layouts
 from w5xde.learn.build import another, build_model, build_source, call
 from w5xde.learn.canary import Expectation, Unprovable
 from w5xde.learn.data import MapSource, Source
+from w5xde.learn.digest import same_bits
 from w5xde.learn.job import Job, describe
 from w5xde.learn.layout import FlatModel
 from w5xde.learn.lean import leave_the_compiler_out
@@ -155,12 +156,8 @@ def _require_same_buffers(flat: FlatModel, other: nn.Module) -> None:
     """Buffers that never change are what model() makes of them, until a node is sent ours."""
     buffers = dict(other.named_buffers())
     for entry, ours in zip(flat.blueprint.layout.entries, flat.tensors, strict=True):
-        if entry.role == STILL and _bits(ours) != _bits(buffers[entry.name]):
+        if entry.role == STILL and not same_bits(ours, buffers[entry.name]):
             raise Unprovable(f"model() makes buffer {entry.name} another one each time")
-
-
-def _bits(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _build_optimizer(job: Job, module: nn.Module) -> Optimizer:

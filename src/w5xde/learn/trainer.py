@@ -8,7 +8,6 @@ batches came to this node.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from torch.autograd import Variable
 
 from w5xde.learn.ahead import Ahead, Batch, Key, Known
 from w5xde.learn.device import to_device
+from w5xde.learn.digest import same_loss
 from w5xde.learn.job import BatchFailed, Job, describe
 from w5xde.learn.layout import Blueprint, FlatModel, Row, Vector
 from w5xde.learn.recorded import is_plain
@@ -306,7 +306,7 @@ class Trainer:
 
 def _is_same(one: tuple[Vector, float], other: tuple[Vector, float]) -> bool:
     """Bit by bit: also that a loss is not a number, and how."""
-    return one[0].is_same(other[0]) and struct.pack("d", one[1]) == struct.pack("d", other[1])
+    return one[0].is_same(other[0]) and same_loss(one[1], other[1])
 
 
 _UNEXPECTED = (
