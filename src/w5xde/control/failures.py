@@ -60,9 +60,8 @@ class Failures:
         ]
         others = self._leases.of_step(lease.step.index)
         is_hopeless = work is not None and work.is_hopeless(lease.span, self._members, others)
-        if self._judge.needs_another(lease, is_alone=len(self._members) == 1):
-            is_hopeless = False
-        return effects, work if is_hopeless else None
+        is_unsure = self._judge.needs_another(lease, is_alone=len(self._members) == 1)
+        return effects, work if is_hopeless and not is_unsure else None
 
     def is_broken(self, member: Member) -> str:
         """One more lease failed there: why the node is to be turned out, or nothing."""

@@ -21,6 +21,7 @@ from w5xde.learn.data import Start
 from w5xde.learn.job import describe
 from w5xde.learn.learner import Learner, Spoiled
 from w5xde.learn.prepare import Prepared
+from w5xde.messages import Welcome
 from w5xde.runtime.door import Door, places_of
 from w5xde.runtime.entry import Entry
 from w5xde.runtime.keeper import Keeper
@@ -102,12 +103,10 @@ def receiver_of(learner: Learner, settings: Settings) -> CodecReceiver:
 def open_reception(
     host: Host, prepared: Prepared, settings: Settings, recorder: Recorder, life: int, receiver: CodecReceiver
 ) -> Reception:
+    layout = prepared.learner.flat.blueprint.layout
     return Reception(
         host,
-        run=recorder.name,
-        incarnation=life,
-        layout=prepared.learner.flat.blueprint.layout,
-        rules=prepared.rules,
+        welcome=Welcome(recorder.name, life, "", layout, prepared.rules),
         vector_bytes_max=receiver.body_bytes_max,
         configure=lambda sock: configure(sock, settings),
         entry=Entry(recorder.folder, recorder.facts["id"], settings),

@@ -42,8 +42,9 @@ from w5xde.runtime.metrics import Meters
 from w5xde.runtime.peer import Peer
 from w5xde.runtime.recorder import Recorder
 from w5xde.runtime.restore import Restored
+from w5xde.runtime.snapshots import Snapshots
 from w5xde.runtime.status import RunStatus
-from w5xde.runtime.stepping import Applied, Stepping
+from w5xde.runtime.stepping import Applied, StepOwner, Stepping
 from w5xde.runtime.verifier import Verifier
 
 # Below this an update is folded on the loop: it costs less than handing it to a thread.
@@ -147,26 +148,22 @@ class Coordinator:
         self._desk = LendingDesk(
             self._reception,
             self._loader,
-            self._learner,
+            Snapshots(self._learner, self._settings.directions.down, self._loop.time),
             self._actor,
             self._core.leases,
             self.meters,
-            self._settings.directions.down,
             dropped=lambda node, lease: self.dispatch(ev.Dropped(node, lease)),
             sent=self._verifier.sent,
         )
-        self._stepping = Stepping(
-            self._learner,
-            self._actor,
-            self._keeper,
-            self._loader,
-            self.meters,
+        owner = StepOwner(
             cut=lambda: self._core.cut(self._loop.time()),
             applied=self._applied,
             undone=self.dispatch,
             rewind=self._desk.rewind,
             failed=self._learner_broke,
-            robust=self._prepared.robust,
+        )
+        self._stepping = Stepping(
+            self._learner, self._actor, self._keeper, self._loader, self.meters, owner, self._prepared.robust
         )
         self._intake = Intake(
             self._reception,

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable
 
 from w5xde.control.leases import Lease, Leases
-from w5xde.learn.learner import Learner
 from w5xde.learn.payload import Packed
 from w5xde.messages import Batch, Cancel, Loan, Params, Work
 from w5xde.runtime.actor import Actor
@@ -29,11 +28,10 @@ class LendingDesk:
         self,
         reception: Reception,
         loader: Loader,
-        learner: Learner,
+        snapshots: Snapshots,
         actor: Actor,
         leases: Leases,
         meters: Meters,
-        compress: str,
         dropped: Callable[[str, int], None],
         sent: Callable[[Peer, Lease, list[Packed]], None],
     ) -> None:
@@ -46,7 +44,7 @@ class LendingDesk:
         self._sent = sent
         self._to_verify: set[int] = set()
         self._loop = asyncio.get_running_loop()
-        self._snapshots = Snapshots(learner, compress, self._loop.time)
+        self._snapshots = snapshots
 
     def lend(self, node: str, leases: list[Lease], verify: list[int]) -> None:
         """Send these leases together, as soon as their batches are there; some are to be verified."""

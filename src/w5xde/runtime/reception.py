@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import msgspec
+
 import w5xde
 from w5xde.control.doorman import Doorman
 from w5xde.errors import StorageError
@@ -25,7 +27,6 @@ from w5xde.messages import (
     Message,
     Ready,
     Refuse,
-    Rules,
     Update,
     Welcome,
 )
@@ -78,10 +79,7 @@ class Reception:
         self,
         host: Host,
         *,
-        run: str,
-        incarnation: int,
-        layout: Layout,
-        rules: Rules,
+        welcome: Welcome,
         vector_bytes_max: int,
         configure: Callable[[Any], None],
         entry: Entry,
@@ -90,10 +88,8 @@ class Reception:
         self.entry = entry
         self.doorman = Doorman()
         self._host = host
-        self._run = run
-        self._incarnation = incarnation
-        self._layout = layout
-        self._rules = rules
+        # What everybody is greeted with, but for its name and what is for it alone.
+        self._greeting = welcome
         self._proving = proving
         self._vector_bytes_max = vector_bytes_max
         self._configure = configure
@@ -136,7 +132,7 @@ class Reception:
         """An answer may now be as large as this many vectors."""
         if count > peer.frame_vectors or not peer.is_ready:
             peer.frame_vectors = count
-            peer.connection.limits = update_limits(count, self._layout, self._vector_bytes_max)
+            peer.connection.limits = update_limits(count, self._greeting.layout, self._vector_bytes_max)
 
     # --- coming -----------------------------------------------------------------------------------
 
@@ -270,8 +266,9 @@ class Reception:
     def _welcome(self, peer: Peer, hello: Hello, admission: Admission) -> None:
         """It has shown who it is."""
         peer.visit.over()
-        if hello.run not in ("", self._run):
-            what = f"the run here is {self._run}, not {hello.run}"
+        run = self._greeting.run
+        if hello.run not in ("", run):
+            what = f"the run here is {run}, not {hello.run}"
             self._refuse(peer, Refuse("W5-109", what, fix="join again by hand"))
             return
         for other in list(self._peers.values()):
@@ -289,18 +286,8 @@ class Reception:
             self._host.note("admitted", f"{peer.name} came by ticket {ticket}, and is node {node}", peer.name)
         peer.connection.limits = self._proving.limits
         canary, pieces = self._proving.canary(peer)
-        peer.connection.send(
-            Welcome(
-                run=self._run,
-                incarnation=self._incarnation,
-                name=peer.name,
-                layout=self._layout,
-                rules=self._rules,
-                credential=admission.credential,
-                canary=canary,
-            ),
-            pieces,
-        )
+        own = {"name": peer.name, "credential": admission.credential, "canary": canary}
+        peer.connection.send(msgspec.structs.replace(self._greeting, **own), pieces)
 
     def _ready(self, peer: Peer, ready: Ready, body: Body) -> None:
         objection = self._proving.objection(peer, ready, body)

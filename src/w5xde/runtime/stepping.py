@@ -50,12 +50,24 @@ class Applied:
 _Done: TypeAlias = tuple[list[Applied | ev.Undone], BaseException | None]
 
 
-class Stepping:
-    """Folds and steps in the order they were decided.
+@dataclass(frozen=True, slots=True)
+class StepOwner:
+    """Whom stepping asks and tells.
 
     `applied` hears of the steps once they are made, `failed` of one that could not be. One that would leave
-    numbers that are not finite is not made, nor is any decided after it: `undone` hears of each.
+    numbers that are not finite is not made, nor is any decided after it: `undone` hears of each. `cut` is
+    what a step is logged with; `rewind` hears that versions which were to come will be others.
     """
+
+    cut: Callable[[], Cut]
+    applied: Callable[[list[Applied]], None]
+    undone: Callable[[ev.Undone], None]
+    rewind: Callable[[], None]
+    failed: Callable[[BaseException], None]
+
+
+class Stepping:
+    """Folds and steps in the order they were decided."""
 
     def __init__(
         self,
@@ -64,11 +76,7 @@ class Stepping:
         keeper: Keeper,
         loader: Loader,
         meters: Meters,
-        cut: Callable[[], Cut],
-        applied: Callable[[list[Applied]], None],
-        undone: Callable[[ev.Undone], None],
-        rewind: Callable[[], None],
-        failed: Callable[[BaseException], None],
+        owner: StepOwner,
         robust: RobustSums | None = None,
     ) -> None:
         self._learner = learner
@@ -78,11 +86,7 @@ class Stepping:
         self._keeper = keeper
         self._loader = loader
         self._meters = meters
-        self._cut = cut
-        self._applied = applied
-        self._undone = undone
-        self._rewind = rewind
-        self._failed = failed
+        self._owner = owner
         # What came and is not decided on, by lease.
         self._incoming: dict[int, list[Contribution]] = {}
         self._begun: list[_Decided] = []
@@ -121,11 +125,11 @@ class Stepping:
     def reopen(self, effect: ev.Reopen) -> None:
         """Begin a step anew."""
         self._begun.append((effect, None))
-        self._rewind()
+        self._owner.rewind()
 
     def step(self, effect: ev.Step) -> None:
         self._meters.shared(effect)
-        self._begun.append((effect, None if self.takes_many else self._cut()))
+        self._begun.append((effect, None if self.takes_many else self._owner.cut()))
 
     def flush(self) -> None:
         """Let the learner do all that was begun, before anything else that was decided afterwards."""
@@ -243,10 +247,10 @@ class Stepping:
             for loss in each.losses:
                 self._meters.stepped(loss)
         if applied:
-            self._applied(applied)
+            self._owner.applied(applied)
         for undone in done[len(applied) :]:
             # None is made after the first that was not.
             if isinstance(undone, ev.Undone):
-                self._undone(undone)
+                self._owner.undone(undone)
         if error is not None:
-            self._failed(error)
+            self._owner.failed(error)
