@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.failures import ASIDE_IN_A_ROW_MAX
 from w5xde.control.plan import Plan
 from w5xde.control.settings import CoreSettings
+from w5xde.tree import Span
 
 
 def core_of(batches: int) -> CoordinatorCore:
@@ -48,3 +51,25 @@ def test_a_bad_stretch_of_data_is_set_aside_and_the_run_goes_on() -> None:
     aside, end = outcome(core_of(60), good=set(range(60)) - bad)
     assert aside == len(bad)
     assert end.reason == "all steps done"
+
+
+def test_what_failed_on_a_node_is_not_copied_to_it_while_others_have_not_tried() -> None:
+    """However late they are: it would fail there time and again, and be called bad."""
+    plan = Plan(step_batches=2, epoch_limit=1, step_limit=None, samples=2, batch_size=1)
+    core = CoordinatorCore(plan, CoreSettings("sync"))
+    lent: list[ev.Effect] = []
+    for name in ("a", "b", "c"):
+        lent += core.handle(ev.Joined(name), 0.0)
+    first = next(e.leases[0] for e in lent if isinstance(e, ev.Assign) and e.node == "a")
+    core.handle(ev.Failed("a", first.id, "not a number", math.inf), 0.0)
+    copied = []
+    for now in range(60):
+        for name in ("a", "b", "c"):
+            core.members.heard(name, float(now))
+        told = core.handle(ev.Ticked(), float(now))
+        for effect in told:
+            if isinstance(effect, ev.Assign):
+                assert effect.node == "a"
+                copied.append(effect.leases[0].span)
+                told += core.handle(ev.Answered("a", [effect.leases[0].id], 0.1), float(now))
+    assert (first.span, copied) == (Span(0, 1), [Span(1, 2)])

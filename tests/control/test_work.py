@@ -118,6 +118,22 @@ def test_three_failures_on_one_node_prove_nothing_while_others_are_there() -> No
     assert work.is_hopeless(Span(0, 1), pool("a"), [])
 
 
+def test_two_who_fail_do_not_speak_for_a_larger_pool() -> None:
+    """Two that lie could end the run, by giving numbers that are not finite for what others compute well."""
+    work, members = step(1), pool("a", "b", "c", "d", "e", "f")
+    for node, is_hopeless in (("a", False), ("b", False), ("a", False), ("c", False), ("d", True)):
+        work.failed(Span(0, 1), node, [])
+        assert work.is_hopeless(Span(0, 1), members, []) == is_hopeless
+
+
+def test_in_a_crowd_five_are_asked() -> None:
+    work, members = step(1), pool(*map(str, range(1000)))
+    for node in range(5):
+        assert not work.is_hopeless(Span(0, 1), members, [])
+        work.failed(Span(0, 1), str(node), [])
+    assert work.is_hopeless(Span(0, 1), members, [])
+
+
 def test_several_batches_are_never_hopeless_together() -> None:
     """Copies of one span may fail on three nodes before any of its batches was tried alone."""
     work, members = step(4), pool("a", "b", "c")

@@ -19,7 +19,7 @@ from w5xde.control.leases import Lease
 from w5xde.control.members import SILENCE_SECONDS, STALL_SECONDS
 from w5xde.control.modes import WINDOW_LEASES
 from w5xde.control.plan import StepPlan
-from w5xde.control.work import ATTEMPTS_MAX
+from w5xde.control.work import ATTEMPTS_MAX, witnesses_of
 from w5xde.tree import is_aligned
 
 # The core rounds nothing, but sums its seconds in another order than we do.
@@ -273,8 +273,9 @@ class Books:
         for batch in range(start, stop):
             failures = self._failures.get((plan.index, batch), [])
             require(len(failures) >= ATTEMPTS_MAX, f"{effect} after {len(failures)} failures")
-            others = len(self._hands) > 1 or len(set(failures)) > 1
-            require(not others or len(set(failures)) > 1, f"{effect}, but only {set(failures)} tried")
+            others = self._hands.keys() - set(failures)
+            is_enough = len(set(failures)) >= witnesses_of(len(self._hands))
+            require(is_enough or not others, f"{effect}, but only {set(failures)} tried")
             key = (plan.epoch, plan.first + batch)
             require(key not in self._aside, f"{effect} once more")
             self._aside.add(key)

@@ -210,6 +210,7 @@ BUGS = {
         VirtualDisk, "settle", writes_without_syncing, "were durable|no checkpoint"
     ),
     "a batch is set aside too soon": Bug(work, "ATTEMPTS_MAX", 2, "after 2 failures"),
+    "a few speak for all": Bug(work, "witnesses_of", lambda nodes: 1, "tried"),
     "an epoch is complete without a batch": Bug(
         Accounts, "aside_of", lambda self, epoch: [], "epochs of|set aside|never counted"
     ),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from w5xde.learn.canary import SAMPLES
 
 Loss = Callable[[nn.Module, Any], Tensor]
 _OURS = os.getpid()
+# What a batch takes while not all nodes are at work.
+_UNHURRIED_S = 0.2
 
 
 def _no_number(net: nn.Module, loss: Tensor) -> Tensor:
@@ -73,8 +76,9 @@ NOT_FINITE = ("not a number", "infinite")
 class Lies:
     """A loss that is honest here, and in `liars` of the `nodes` processes a lie.
 
-    If it is not finite they wait until all are at work, or two liars may be the only ones there: what fails
-    on both is taken for bad data. And each lies only after so many `honest_batches`.
+    If it is not finite they lie only once all are at work, or two liars may be the only ones there: what
+    fails on both is taken for bad data. Until then nobody hurries, or the run may be over before the last is
+    there. And each lies only after so many `honest_batches`.
     """
 
     def __init__(
@@ -98,7 +102,10 @@ class Lies:
             self._is_liar = self._becomes_liar()
             (self._folder / f"here-{os.getpid()}").touch()
         self._computed += 1
-        if not self._is_liar or self._computed <= self._honest_batches or not self._are_all_here():
+        if not self._are_all_here():
+            time.sleep(_UNHURRIED_S)
+            return loss
+        if not self._is_liar or self._computed <= self._honest_batches:
             return loss
         return self._lie(net, loss)
 

@@ -120,7 +120,7 @@ class Evenly(Sync):
             patience = max(PATIENCE_SECONDS, OVERDUE_FACTOR * (lease.expected_at - lease.granted_at))
             if lease.node == member.name or now - lease.expected_at <= patience:
                 continue
-            span = self._part_to_copy(lease, idle, outstanding, work)
+            span = self._part_to_copy(member, lease, idle, outstanding, work)
             if span is not None:
                 return [[self.lend(member, work, span, version, now)]]
         return []

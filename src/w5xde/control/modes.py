@@ -270,7 +270,7 @@ class Sync(Mode):
             is_long = in_turn and left > mine * COPY_FACTOR + COPY_MARGIN_SECONDS
             if lease.node == member.name or not (is_long or -left > overdue):
                 continue
-            span = self._part_to_copy(lease, idle, outstanding, work)
+            span = self._part_to_copy(member, lease, idle, outstanding, work)
             if span is None:
                 continue
             # Where it failed already, it is tried again only if nobody else gets on with it.
@@ -280,14 +280,15 @@ class Sync(Mode):
                 best, latest = span, abs(left)
         return best
 
-    @staticmethod
-    def _part_to_copy(lease: Lease, idle: int, outstanding: list[Lease], work: StepWork) -> Span | None:
+    def _part_to_copy(
+        self, member: Member, lease: Lease, idle: int, outstanding: list[Lease], work: StepWork
+    ) -> Span | None:
         """Several idle nodes share a long lease between them; nothing is copied twice."""
         spans = [lease.span]
         while spans[0].count > 1 and len(spans) < idle:
             spans = [half for span in spans for half in (halves(span) if span.count > 1 else (span,))]
         for span in spans:
-            if work.tree.covers(span):
+            if work.tree.covers(span) or work.is_for_others(member.name, span, self.members, lease.node):
                 continue
             holders = sum(1 for other in outstanding if other.span.holds(span) or span.holds(other.span))
             if holders < 2:

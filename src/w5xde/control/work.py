@@ -13,8 +13,10 @@ from w5xde.control.members import Members
 from w5xde.control.plan import StepPlan
 from w5xde.tree import PairwiseTree, Span, halves
 
-# A batch is set aside after this many failures, on at least two nodes if there are two.
+# A batch is set aside after so many failures, on more than half of the nodes, but never on more than so many:
+# a few that lie, or are broken, do not speak for all; and what is bad need not fail in the whole of a crowd.
 ATTEMPTS_MAX = 3
+WITNESSES_MAX = 5
 
 # Batches `start` up to `stop` of a step, the node that gave them, and its lease.
 Share = tuple[int, int, str, int]
@@ -48,7 +50,7 @@ class StepWork:
         """Take an aligned span of at most `want` batches from what is free, lowest first."""
         want = 1 if self.failures else max(1, want)
         for at, candidate in enumerate(self.free):
-            if self._is_for_others(node, candidate, members):
+            if self.is_for_others(node, candidate, members):
                 continue
             span = candidate
             while span.count > want:
@@ -59,6 +61,12 @@ class StepWork:
             self.free_batches -= span.count
             return span
         return None
+
+    def is_for_others(self, node: str, span: Span, members: Members, holder: str = "") -> bool:
+        """Whether the span failed here, and less often on somebody else who is there and does not hold it."""
+        tried = self.failures.get(span, ())
+        here = tried.count(node) if node in tried else 0
+        return here > 0 and any(m.name != holder and tried.count(m.name) < here for m in members)
 
     def give_back(self, span: Span, leases: Iterable[Lease]) -> int:
         """Free what of the span is neither in nor in other hands; returns how many batches that is."""
@@ -94,7 +102,7 @@ class StepWork:
             return False
         if any(lease.span.holds(span) for lease in leases):
             return False
-        return len(set(tried)) >= 2 or not self._others_may_try(span, members)
+        return len(set(tried)) >= witnesses_of(len(members)) or not self._others_may_try(span, members)
 
     def take(self, span: Span, shares: list[Share]) -> bool:
         """What was to come for the span is here, or (no shares) never will be; returns if that was all."""
@@ -104,12 +112,11 @@ class StepWork:
         self.free_batches = sum(free.count for free in self.free)
         return self.tree.is_complete
 
-    def _is_for_others(self, node: str, span: Span, members: Members) -> bool:
-        """Whether the span failed here, and less often on somebody else who is there."""
-        tried = self.failures.get(span, ())
-        here = tried.count(node) if node in tried else 0
-        return here > 0 and any(tried.count(member.name) < here for member in members)
-
     def _others_may_try(self, span: Span, members: Members) -> bool:
         tried = self.failures.get(span, ())
         return any(member.name not in tried for member in members)
+
+
+def witnesses_of(nodes: int) -> int:
+    """On how many of so many nodes a batch must have failed before it is called bad."""
+    return min(nodes // 2 + 1, WITNESSES_MAX)
