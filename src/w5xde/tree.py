@@ -104,6 +104,10 @@ class PairwiseTree(Generic[T]):
             )
             span = parent
 
+    def get(self, span: Span) -> T | None:
+        """The value of exactly this span, if it is here."""
+        return self._values.get(span)
+
     def take(self, span: Span) -> T:
         """Remove and return the value of exactly this span."""
         return self._values.pop(span)

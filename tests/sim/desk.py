@@ -197,6 +197,13 @@ class Desk:
             self._peers.pop(line.name, None)
             if line.is_ready:
                 self.tell(ev.Left(line.name, reason))
+                self._break_off()
+
+    def _break_off(self) -> None:
+        """Something of the node that is gone may have been added by half."""
+        if "spoiled" in self._scenario.faults and self._rng.random() < 0.3:
+            for work in self.core.mode.open_works:
+                self.tell(ev.Spoilt(work.plan.index, "something was added by half"))
 
     def _heard(self, line: Line) -> None:
         self.core.members.heard(line.name, self._world.now)
@@ -338,6 +345,7 @@ class Desk:
         self._world.at(self._learner_free_at, self.gate.enter, self.tell, event)
 
     def _reopen(self, effect: ev.Reopen) -> None:
+        self._trees.pop(effect.plan.index, None)
         for span in effect.empty:
             self._put(effect.plan.index, effect.plan.count, span, None)
 

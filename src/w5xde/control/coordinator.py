@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from w5xde.control import events as ev
+from w5xde.control.adding import Adding
 from w5xde.control.amends import Amends
 from w5xde.control.cut import Accounts, Cut, Progress
 from w5xde.control.evenly import mode_of
@@ -58,6 +59,7 @@ class CoordinatorCore:
         self._failures = Failures(self.mode, self.members, self.leases, self.tally, self._judge)
         self._verification = Verification(settings.verify, chance, self.leases)
         self._amends = Amends(self.mode, self.leases, self.tally, self._verification)
+        self.adding = Adding(self.mode, self.leases, self._verification, self._judge)
         # Steps that were undone once.
         self._undone: set[int] = set()
         # To be said as soon as somebody listens.
@@ -76,9 +78,10 @@ class CoordinatorCore:
             ev.Discovered: self._discovered,
             ev.Stepped: self._stepped,
             ev.Undone: self._undo,
+            ev.Spoilt: self._spoilt,
             ev.Saved: self._saved,
             ev.SaveFailed: self._save_failed,
-            ev.Broke: self._broke,
+            ev.Broke: lambda event, now: self._finish("", error=event.reason),
             ev.Stop: self._stop,
             ev.Ticked: self._ticked,
         }
@@ -286,6 +289,9 @@ class CoordinatorCore:
             self._undone.add(index)
         return [*self._reopen(event), *self._lend(self.members, now)]
 
+    def _spoilt(self, event: ev.Spoilt, now: float) -> list[ev.Effect]:
+        return [*self._amends.spoil(event, self.version), *self._lend(self.members, now)]
+
     def _reopen(self, event: ev.Undone) -> list[ev.Effect]:
         effects = self._amends.undo(event)
         if effects:
@@ -357,12 +363,10 @@ class CoordinatorCore:
 
     def _saved(self, event: ev.Saved, now: float) -> list[ev.Effect]:
         self.progress.durable_steps = max(self.progress.durable_steps, event.steps)
-        told = self._saver.saved(event.steps)
-        return [ev.Note("storage", told)] if told else []
+        return self._saver.saved(event.steps)
 
     def _save_failed(self, event: ev.SaveFailed, now: float) -> list[ev.Effect]:
-        told = self._saver.failed(event.reason, self.progress.durable_steps, now)
-        return [ev.Note("storage", told)] if told else []
+        return self._saver.failed(event.reason, self.progress.durable_steps, now)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -370,9 +374,6 @@ class CoordinatorCore:
         self._stop_reason = self._stop_reason or event.reason
         self.mode.is_closing = True
         return self._finish_if_settled()
-
-    def _broke(self, event: ev.Broke, now: float) -> list[ev.Effect]:
-        return self._finish("", error=event.reason)
 
     def _finish_if_settled(self) -> list[ev.Effect]:
         if self.is_finished or not self.mode.is_settled:

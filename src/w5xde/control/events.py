@@ -236,6 +236,14 @@ class Undone:
 
 
 @dataclass(slots=True)
+class Spoilt:
+    """An event: what is there of an open step cannot be used, because something was added to it by half."""
+
+    step: int
+    reason: str
+
+
+@dataclass(slots=True)
 class SetAside:
     """This batch of the step fails wherever it is tried: its place in the tree stays empty."""
 
@@ -331,6 +339,7 @@ Event: TypeAlias = (
     | Discovered
     | Stepped
     | Undone
+    | Spoilt
     | Saved
     | SaveFailed
     | Broke

@@ -177,8 +177,9 @@ class Judge:
             return []
         return [self._fault(suspect) for suspect in case.suspects if _is_at_fault(suspect, case, shares)]
 
-    def forget(self, step: int) -> None:
-        self._cases.pop(step, None)
+    def doubts(self, step: int) -> bool:
+        """Whether an update for this step was refused."""
+        return step in self._cases
 
     def _fault(self, suspect: Suspect) -> Fault:
         count = self._faults[suspect.node] = self._faults.get(suspect.node, 0) + 1

@@ -5,6 +5,8 @@ Knows no files and no clock: callers pass `now`.
 
 from __future__ import annotations
 
+from w5xde.control import events as ev
+
 # A disk that failed is tried again soon, then less often: whoever makes room should not wait long.
 RETRY_SECONDS_FIRST = 1.0
 RETRY_SECONDS_MOST = 10.0
@@ -44,21 +46,22 @@ class Saver:
         self._is_saving, self._is_wanted = True, False
         self.count_from(steps, now)
 
-    def saved(self, steps: int) -> str:
-        """One is written; returns what is to be said, if anything."""
+    def saved(self, steps: int) -> list[ev.Effect]:
+        """One is written; said if that is news."""
         is_news = self.failures > 0
         self._is_saving = False
         self.failures = 0
-        return f"checkpoints are written again; {steps} steps are safe" if is_news else ""
+        told = f"checkpoints are written again; {steps} steps are safe"
+        return [ev.Note("storage", told)] if is_news else []
 
-    def failed(self, reason: str, safe_steps: int, now: float) -> str:
+    def failed(self, reason: str, safe_steps: int, now: float) -> list[ev.Effect]:
         """One could not be written; said once, until it works again."""
         is_news = not self.failures
         self._is_saving = False
         self._next_at = now + min(RETRY_SECONDS_MOST, RETRY_SECONDS_FIRST * 2**self.failures)
         self.failures += 1
         told = f"a checkpoint could not be written: {reason}; training goes on"
-        return f"{told}, but only {safe_steps} steps are safe" if is_news else ""
+        return [ev.Note("storage", f"{told}, but only {safe_steps} steps are safe")] if is_news else []
 
     def want(self) -> None:
         """One is needed as soon as may be."""

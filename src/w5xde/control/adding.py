@@ -1,0 +1,43 @@
+"""Adding: which answers may be added to what is there of their step while they still arrive.
+
+An answer's neighbour in the tree is what it will be added to. If that is there, the answer needs no memory of
+its own; but what is half added cannot be taken out again, so this is only for answers that nothing is known
+against, and if one fails halfway its step begins anew. Only decides: knows no tensors, sockets or clock.
+"""
+
+from __future__ import annotations
+
+from w5xde.control.judge import Judge
+from w5xde.control.leases import Lease, Leases
+from w5xde.control.modes import Mode
+from w5xde.control.verification import Verification
+from w5xde.tree import Span, sibling
+
+
+class Adding:
+    """Says what becomes of an answer that begins to arrive."""
+
+    def __init__(self, mode: Mode, leases: Leases, verification: Verification, judge: Judge) -> None:
+        self._mode = mode
+        self._leases = leases
+        self._verification = verification
+        self._judge = judge
+
+    def wanted(self, number: int, node: str) -> Lease | None:
+        """The lease, if an answer of this node to it would count now."""
+        lease = self._leases.get(number)
+        if lease is None or lease.node != node or self._mode.admit(lease, lease.version):
+            return None
+        return lease
+
+    def neighbour_of(self, lease: Lease, version: int) -> Span | None:
+        """What its answer will be added to, if that is there and the answer need not be seen alone."""
+        step = lease.step
+        if step.apart or step.count == 1 or lease.version != version or self._judge.doubts(step.index):
+            return None
+        if self._verification.holds_back(lease.id):
+            return None
+        above = sibling(lease.span, step.count)
+        works = [work for work in self._mode.open_works if work.plan.index == step.index]
+        # What was set aside is there too, with nothing in it.
+        return above[1] if above is not None and works and works[0].tree.get(above[1]) else None
