@@ -26,12 +26,20 @@ class Kept:
         self.leases.append(lease)
 
 
+class Unclaimed:
+    """Nothing is being added."""
+
+    def is_claimed(self, lease: int) -> bool:
+        return False
+
+
 @pytest.mark.parametrize("wild", [math.nan, math.inf, -math.inf, 1e31])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_stretch_with_a_loss_that_is_no_number_is_refused(wild: float, place: int) -> None:
     told: list[ev.Event] = []
     intake, kept = Intake.__new__(Intake), Kept()
     intake._stepping, intake._dispatch = kept, told.append  # type: ignore[assignment]
+    intake.arrivals = Unclaimed()  # type: ignore[assignment]
     losses = [1.0, 1.0, 1.0]
     losses[place] = wild
     vector = Vector(torch.zeros(0, dtype=torch.uint8), [])

@@ -30,6 +30,10 @@ class Adding:
             return None
         return lease
 
+    def is_needless(self, number: int, node: str) -> bool:
+        """Whether an answer of this node to this lease cannot count, and nobody waits to compare it."""
+        return self.wanted(number, node) is None and not self._verification.holds_back(number)
+
     def neighbour_of(self, lease: Lease, version: int) -> Span | None:
         """What its answer will be added to, if that is there and the answer need not be seen alone."""
         step = lease.step

@@ -37,6 +37,8 @@ class Contribution(NamedTuple):
     loss_sum: float
     # The norm of its gradients is at most this, and all its numbers are finite; infinite if nobody looked.
     norm: float = math.inf
+    # The step in which it was added to its neighbour already: the vector is both of them.
+    added_in: int | None = None
 
 
 class Total(NamedTuple):
@@ -47,14 +49,10 @@ class Total(NamedTuple):
 
 
 class _Readers:
-    """How many began to read the state where it lies, and how many are done.
-
-    The first is counted where the learner is, the second where things are sent: each by one thread only.
-    """
+    """How many began to read the state where it lies, and how many are done: each counted by one thread."""
 
     def __init__(self) -> None:
-        self.begun = 0
-        self.done = 0
+        self.begun = self.done = 0
 
 
 class Spoiled(ArithmeticError):
@@ -158,6 +156,11 @@ class Learner:
         tree.put(span, contribution)
         if contribution is None and all(value is None for _, value in tree) and tree.is_complete:
             del self._steps[step]  # all of it was set aside: nobody will ask for it
+
+    def neighbour(self, step: int, span: Span) -> Vector | None:
+        """What is there for exactly this span of a step."""
+        there = self._steps[step].get(span) if step in self._steps else None
+        return there.vector if there is not None else None
 
     def keep(self, step: int, first: int, contributions: list[Contribution], staleness: int = 0) -> None:
         """What came for batches of a stretch that are steps of their own, from the `first` of it on."""
@@ -387,7 +390,8 @@ def _merge(left: Contribution | None, right: Contribution | None) -> Contributio
     if left is None or right is None:
         return left or right
     return Contribution(
-        left.vector.add_(right.vector),
+        # One that was added while it arrived has its neighbour's vector.
+        left.vector if left.vector is right.vector else left.vector.add_(right.vector),
         left.absent & right.absent,
         left.loss_sum + right.loss_sum,
         left.norm + right.norm,

@@ -53,10 +53,13 @@ class Gauge:
         """The norm of its gradients; infinite if any number of it, of the buffers' too, is not finite."""
         if not all(is_finite(vector.parts[i]) for i in self._others):
             return math.inf
-        square = 0.0
-        for i in self._trained:
-            square += _square(vector.parts[i])
-        return math.sqrt(square)
+        return math.sqrt(sum(_square(vector.parts[i]) for i in self._trained))
+
+    def square(self, group: int, numbers: torch.Tensor) -> float:
+        """What these numbers of a group add to the square of the norm; infinite if one is not finite."""
+        if group in self._trained:
+            return _square(numbers)
+        return 0.0 if group not in self._others or is_finite(numbers) else math.inf
 
     def is_finite(self, vector: Vector) -> bool:
         return all(is_finite(vector.parts[i]) for i in (*self._trained, *self._others))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -62,6 +62,23 @@ GREETING_LIMITS = Limits(meta_bytes_max=4096 - HEADER_BYTES, body_bytes_max=0, w
 Body = bytearray | memoryview
 
 
+class Stream(Protocol):
+    """A body that is used while it arrives."""
+
+    @property
+    def body(self) -> Body:
+        """What is left of it as bytes when it is complete."""
+        ...
+
+    def get_buffer(self) -> memoryview:
+        """Room for the next bytes, at least one."""
+        ...
+
+    def buffer_updated(self, count: int) -> None:
+        """So many bytes were written there."""
+        ...
+
+
 class Frame(NamedTuple):
     """A message and the raw bytes that came with it."""
 
@@ -81,8 +98,8 @@ def encode(message: Message, body_bytes: int = 0) -> bytes:
 class Decoder:
     """Turns the bytes of one connection into frames, whatever pieces they arrive in."""
 
-    def __init__(self, limits: Limits, place: Callable[[Message, int], Body] | None = None) -> None:
-        """`place` gives the memory for a large body, when its first bytes are about to be read."""
+    def __init__(self, limits: Limits, place: Callable[[Message, int], Body | Stream] | None = None) -> None:
+        """`place` says where a large body goes, when its first bytes are about to be read."""
         self.limits = limits
         self._place = place or (lambda message, count: bytearray(count))
         self._scratch = bytearray(HEADER_BYTES + limits.scratch_bytes)
@@ -91,7 +108,7 @@ class Decoder:
         self._message: Message | None = None
         self._body_bytes = 0
         self._first = b""
-        self._body: Body | None = None
+        self._body: Body | Stream | None = None
         self._body_filled = 0
         self._broken = False
 
@@ -116,8 +133,23 @@ class Decoder:
             return memoryview(self._scratch)[self._filled :]
         if self._body is None:
             self._body = self._place(self._message, self._body_bytes)
-            self._body[: len(self._first)] = self._first
-        return memoryview(self._body)[self._body_filled :]
+            self._put_first(self._body)
+        if isinstance(self._body, bytearray | memoryview):
+            return memoryview(self._body)[self._body_filled :]
+        return self._body.get_buffer()[: self._body_bytes - self._body_filled]
+
+    def _put_first(self, body: Body | Stream) -> None:
+        """Write what of the body came with its message."""
+        first, self._first = self._first, b""
+        if isinstance(body, bytearray | memoryview):
+            body[: len(first)] = first
+            return
+        while first:
+            room = body.get_buffer()
+            count = min(len(room), len(first))
+            room[:count] = first[:count]
+            body.buffer_updated(count)
+            first = first[count:]
 
     def buffer_updated(self, count: int) -> list[Frame]:
         """Take note of `count` bytes written into the buffer; returns the frames they completed."""
@@ -125,9 +157,13 @@ class Decoder:
             raise RemoteProtocolError("bytes after an error in the stream", code="W5-120")
         if self._message is not None and self._body is not None:
             self._body_filled += count
+            body = self._body
+            if not isinstance(body, bytearray | memoryview):
+                body.buffer_updated(count)
+                body = body.body
             if self._body_filled < self._body_bytes:
                 return []
-            frame = Frame(self._message, self._body)
+            frame = Frame(self._message, body)
             self._message = self._body = None
             return [frame]
         self._filled += count

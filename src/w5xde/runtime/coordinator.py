@@ -25,8 +25,6 @@ from w5xde.learn.checkpoint import model_file
 from w5xde.learn.device import use_threads
 from w5xde.learn.job import describe
 from w5xde.learn.prepare import Prepared
-from w5xde.messages import Update
-from w5xde.protocol.wire import Body
 from w5xde.runtime import begin
 from w5xde.runtime.accountant import Accountant
 from w5xde.runtime.actor import Actor
@@ -159,13 +157,14 @@ class Coordinator:
             cut=lambda: self._core.cut(self._loop.time()),
             applied=self._applied,
             undone=self.dispatch,
-            rewind=self._desk.rewind,
+            reopened=self._reopened,
             failed=self._learner_broke,
         )
         self._stepping = Stepping(
             self._learner, self._actor, self._keeper, self._loader, self.meters, owner, self._prepared.robust
         )
-        self._intake = Intake(
+        self.intake = Intake(
+            self._core,
             self._reception,
             self._learner,
             self._actor,
@@ -183,7 +182,7 @@ class Coordinator:
             ev.Verify: lambda effect: self._verifier.verify(effect, self._stepping.answer_to),
             ev.Cancel: lambda effect: self._desk.cancel(effect.node, effect.leases),
             ev.Expire: lambda effect: None,
-            ev.Reject: self._intake.reject,
+            ev.Reject: self.intake.reject,
             ev.Fold: self._stepping.fold,
             ev.SetAside: self._stepping.set_aside,
             ev.Step: self._stepping.step,
@@ -261,6 +260,7 @@ class Coordinator:
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
         self.dispatch(ev.Ticked(self._accountant.machine, self._accountant.load(now)))
         self._reception.tick(now)
+        self.intake.arrivals.tick()
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
             self._reception.beat()
@@ -295,18 +295,16 @@ class Coordinator:
         if peer is not None:
             self._reception.turn_out(peer, effect.reason, abruptly=not effect.for_good)
 
-    def place_of(self, update: Update) -> tuple[int, ...]:
-        return self._intake.place_of(update, self._core.leases)
-
-    def updated(self, peer: Peer, update: Update, body: Body) -> None:
-        self._intake.updated(peer, update, body)
-
     # --- steps ------------------------------------------------------------------------------------
 
     def _applied(self, applied: list[Applied]) -> None:
         self._untold.append(applied)
         steps = [each.step.plan.index for each in applied]
         self.dispatch(ev.Stepped(steps, durable=all(each.is_durable for each in applied)))
+
+    def _reopened(self, step: int) -> None:
+        self._desk.rewind()
+        self.intake.arrivals.reopened(step)
 
     def _save(self, effect: ev.Save) -> None:
         self._keeper.save(effect.cut, self.meters.kept(), self._loop.time())

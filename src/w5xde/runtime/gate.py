@@ -7,34 +7,61 @@ A node on a slow link does not keep the others out: after a moment the next one 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 from w5xde.learn.buffers import POOLED_BYTES_MIN
 from w5xde.runtime.transport import Connection
 
 # On this machine or a fast network a vector of a hundred megabytes has come by then.
 PATIENCE_SECONDS = 0.25
+# Whose link is known to be quick is waited for a few times as long as it should take, but not for ever.
+PATIENCE_FACTOR, PATIENCE_SECONDS_MAX = 3.0, 1.0
 # Nobody waits longer: a connection on which nothing moves for ten seconds is given up by its sender's system.
 WAIT_SECONDS_MAX = 4.0
+
+
+class _Waiting(NamedTuple):
+    """Who waits: for the place of what it brings, since when, how much that is, and what then happens."""
+
+    place: tuple[int, ...]
+    since: float
+    body_bytes: int
+    patience: float
+    enter: Callable[[], None]
 
 
 class Gate:
     """Decides whose large body is read next."""
 
     def __init__(self, budget_bytes: float = math.inf) -> None:
-        # Who is sending, since when, and how much; and who waits, by the place of what it brings.
+        # Who is sending, until when nobody else may, and how much.
         self._arriving: dict[Connection, tuple[float, int]] = {}
-        self._waiting: dict[Connection, tuple[tuple[int, ...], float, int]] = {}
+        self._waiting: dict[Connection, _Waiting] = {}
         # All that arrives at a time must fit into this, whoever waits and however long.
         self._budget_bytes = budget_bytes
 
-    def ask(self, connection: Connection, place: tuple[int, ...], body_bytes: int, now: float) -> bool:
-        """Whether this body may come in now; if not, the connection is told when."""
+    def ask(
+        self,
+        connection: Connection,
+        place: tuple[int, ...],
+        body_bytes: int,
+        now: float,
+        link: float = 0.0,
+        enter: Callable[[], None] | None = None,
+    ) -> bool:
+        """Whether this body may come in now; if not, `enter` is called when it may, or it just goes on.
+
+        `link`: bytes a second at which it may be expected; 0: nobody knows.
+        """
         if body_bytes < POOLED_BYTES_MIN:
             return True
+        seconds = PATIENCE_FACTOR * body_bytes / link if link else 0.0
+        patience = max(PATIENCE_SECONDS, seconds if seconds <= PATIENCE_SECONDS_MAX else 0.0)
         if self._is_free(now) and self._has_room(body_bytes):
-            self._arriving[connection] = (now, body_bytes)
+            self._arriving[connection] = (now + patience, body_bytes)
             return True
-        self._waiting[connection] = (place, now, body_bytes)
+        self._waiting[connection] = _Waiting(place, now, body_bytes, patience, enter or connection.go_on)
         return False
 
     def done(self, connection: Connection, now: float) -> None:
@@ -45,19 +72,19 @@ class Gate:
 
     def tick(self, now: float) -> None:
         """Let the next one in, if nobody is in its way."""
-        for connection, (_, since, body_bytes) in list(self._waiting.items()):
-            if now - since > WAIT_SECONDS_MAX and self._has_room(body_bytes):
+        for connection, each in list(self._waiting.items()):
+            if now - each.since > WAIT_SECONDS_MAX and self._has_room(each.body_bytes):
                 self._let_in(connection, now)
         while self._waiting and self._is_free(now):
-            first = min(self._waiting, key=lambda each: self._waiting[each])
-            if not self._has_room(self._waiting[first][2]):
+            first = min(self._waiting, key=lambda each: self._waiting[each][:2])
+            if not self._has_room(self._waiting[first].body_bytes):
                 return
             self._let_in(first, now)
 
     def _let_in(self, connection: Connection, now: float) -> None:
-        _, _, body_bytes = self._waiting.pop(connection)
-        self._arriving[connection] = (now, body_bytes)
-        connection.go_on()
+        waited = self._waiting.pop(connection)
+        self._arriving[connection] = (now + waited.patience, waited.body_bytes)
+        waited.enter()
 
     @property
     def waiting(self) -> list[Connection]:
@@ -65,7 +92,7 @@ class Gate:
         return list(self._waiting)
 
     def _is_free(self, now: float) -> bool:
-        return all(now - since > PATIENCE_SECONDS for since, _ in self._arriving.values())
+        return all(now > until for until, _ in self._arriving.values())
 
     def _has_room(self, body_bytes: int) -> bool:
         # One may always come: what no budget allows was refused by its length.

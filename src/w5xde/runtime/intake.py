@@ -12,14 +12,16 @@ from typing import NamedTuple
 
 from w5xde.compression import NONE
 from w5xde.control import events as ev
-from w5xde.control.leases import Leases
+from w5xde.control.coordinator import CoordinatorCore
 from w5xde.errors import RemoteProtocolError
+from w5xde.learn.arrival import Added, Arrival
 from w5xde.learn.codecs.receiver import CodecReceiver
 from w5xde.learn.layout import Vector
 from w5xde.learn.learner import Contribution, Learner
 from w5xde.messages import Answer, Rejected, Update
 from w5xde.protocol.wire import Body
 from w5xde.runtime.actor import Actor
+from w5xde.runtime.arrivals import Arrivals
 from w5xde.runtime.metrics import Meters, sane_seconds
 from w5xde.runtime.peer import Peer
 from w5xde.runtime.reception import Reception
@@ -41,11 +43,13 @@ def _fits(answer: Answer, apart: int, trained: frozenset[int]) -> bool:
     return answer.codec == NONE and len(answer.losses) == apart and len(answer.absents) in (0, apart)
 
 
-def _contributions(answer: Answer, arrived: Iterator[tuple[Vector, float]]) -> list[Contribution]:
+def _contributions(
+    answer: Answer, arrived: Iterator[tuple[Vector, float]], added_in: int | None
+) -> list[Contribution]:
     """What an answer gave: one for all its batches, or one for each that is apart."""
     if not answer.losses:
         vector, norm = next(arrived)
-        return [Contribution(vector, frozenset(answer.absent), answer.loss_sum, norm)]
+        return [Contribution(vector, frozenset(answer.absent), answer.loss_sum, norm, added_in)]
     absents = [frozenset(each) for each in answer.absents] or [_NONE_ABSENT] * len(answer.losses)
     return [
         Contribution(vector, absent, loss, norm)
@@ -69,6 +73,7 @@ class Intake:
 
     def __init__(
         self,
+        core: CoordinatorCore,
         reception: Reception,
         learner: Learner,
         actor: Actor,
@@ -85,24 +90,45 @@ class Intake:
         self._receiver = receiver
         self._stepping = stepping
         self._loop = asyncio.get_running_loop()
+        self._core = core
+        self.arrivals = Arrivals(core, learner, actor, reception.buffers.take, dispatch, self._loop.time)
 
-    @staticmethod
-    def place_of(update: Update, leases: Leases) -> tuple[int, ...]:
+    def place_of(self, update: Update) -> tuple[int, ...]:
         """Where an update belongs among others: what is added first comes first."""
-        lease = leases.get(update.answers[0].lease) if update.answers else None
+        lease = self._core.leases.get(update.answers[0].lease) if update.answers else None
         return (lease.step.index, lease.span.start) if lease is not None else ()
 
-    def updated(self, peer: Peer, update: Update, body: Body) -> None:
-        lent = peer.works[0][0] if peer.works else {}
+    def expect(self, peer: Peer, update: Update, body_bytes: int) -> bool:
+        """An update's body is about to come: whether it may at once, or when the peer is told to go on."""
+        given = self._given(peer, update)
+        is_one = given is not None and len(given) == len(update.answers) == 1
+        if given is None or not is_one or given[0].losses or given[0].codec != NONE:
+            return True
+        return self.arrivals.expect(peer, given[0].lease, body_bytes, peer.link(update))
+
+    def broken_off(self, peer: Peer) -> None:
+        """The rest of an update will never come."""
+        self.arrivals.broken_off(peer)
+
+    def _given(self, peer: Peer, update: Update) -> list[Answer] | None:
+        """The answers that have something in the body; None: they do not fit what the peer was lent."""
+        lent = peer.works[0][0] if peer.works else None
+        if lent is None or list(lent) != [answer.lease for answer in update.answers]:
+            return None
         given = [answer for answer in update.answers if not answer.dropped and not answer.failure]
-        if list(lent) != [answer.lease for answer in update.answers] or not all(
-            _fits(answer, lent[answer.lease], self._learner.trained) for answer in given
-        ):
+        trained = self._learner.trained
+        return given if all(_fits(answer, lent[answer.lease], trained) for answer in given) else None
+
+    def updated(self, peer: Peer, update: Update, body: Body) -> None:
+        given = self._given(peer, update)
+        if given is None:
             self._reception.turn_out(peer, UNFIT, abruptly=True)
             return
+        arrival, peer.arrival = peer.arrival, None
+        lent = peer.works[0][0]
         counts = [max(1, lent[answer.lease]) for answer in given]
         lengths = [self._length(answer, count) for answer, count in zip(given, counts, strict=True)]
-        if len(body) != sum(lengths):
+        if arrival is None and len(body) != sum(lengths):
             self._reception.turn_out(peer, UNFIT, abruptly=True)
             return
         now = self._loop.time()
@@ -116,12 +142,15 @@ class Intake:
         meter.seconds_on_core += sane_seconds(update.core_seconds)
         meter.seconds_network += sane_seconds(update.network_seconds)
         meter.seconds_codec += sane_seconds(update.codec_seconds)
-        meter.moved_vectors(sum(counts) * self._learner.vector_bytes, len(body))
+        meter.moved_vectors(sum(counts) * self._learner.vector_bytes, sum(lengths))
         if 0 < update.link < math.inf:
             peer.choice.link(update.link)
         for answer in update.answers:
             meter.seconds_busy += sane_seconds(answer.seconds)
         took = Took(batch_seconds, computed / batches, sane_seconds(update.core_seconds) / (computed or 1.0))
+        if arrival is not None:
+            self._arrived(peer.name, update.answers, arrival, took)
+            return
         specs = [answer.codec for answer in given]
         self._actor.call(
             lambda: self._check(body, specs, lengths, sum(counts)),
@@ -149,6 +178,19 @@ class Intake:
             at += length
         return [(vector, gauge.norm(vector)) for vector in vectors]
 
+    def _arrived(self, node: str, answers: list[Answer], arrival: Arrival, took: Took) -> None:
+        """One vector is here, looked at already, and maybe added already."""
+        lease = answers[0].lease
+        added_in = self.arrivals.complete(lease) if isinstance(arrival, Added) else None
+        is_lost = isinstance(arrival, Added) and added_in is None
+        if arrival.vector is not None and not is_lost:
+            self._answered(node, answers, [(arrival.vector, arrival.norm)], took, added_in)
+        elif self._core.adding.is_needless(lease, node):
+            self._dispatch(ev.Answered(node, [lease], *took, norms=[arrival.norm]))
+        else:
+            # Nobody wanted it when it came, or what it was added to was lost; but now it is wanted.
+            self._dispatch(ev.Dropped(node, lease))
+
     def _checked(
         self,
         peer: Peer,
@@ -167,6 +209,7 @@ class Intake:
         answers: list[Answer],
         checked: list[tuple[Vector, float]],
         took: Took,
+        added_in: int | None = None,
     ) -> None:
         arrived = iter(checked)
         usable: dict[int, float] = {}
@@ -178,7 +221,11 @@ class Intake:
             if answer.failure:
                 others.append(ev.Failed(node, answer.lease, answer.failure))
                 continue
-            given = _contributions(answer, arrived)
+            given = _contributions(answer, arrived, added_in)
+            if self.arrivals.is_claimed(answer.lease):
+                # Somebody else's is being added just now: if that fails, this is lent again.
+                others.append(ev.Dropped(node, answer.lease))
+                continue
             norm = max([each.norm for each in given])
             # Not by the largest: what is not a number is larger than nothing.
             wild = [each.loss_sum for each in given if not abs(each.loss_sum) < LOSS_MAX]
@@ -188,6 +235,8 @@ class Intake:
             else:
                 what = "its gradient is not finite" if norm == math.inf else f"its loss is {wild[0]:g}"
                 others.append(ev.Failed(node, answer.lease, what, math.inf))
+                if added_in is not None:
+                    others.append(ev.Spoilt(added_in, f"what {node} gave is not finite"))
         if self._stepping.takes_many and usable:
             self._dispatch(ev.Answered(node, list(usable), *took, norms=list(usable.values())))
         else:
@@ -197,7 +246,9 @@ class Intake:
             self._dispatch(event)
 
     def reject(self, effect: ev.Reject) -> None:
-        self._stepping.forget(effect.lease)
+        for given in self._stepping.forget(effect.lease):
+            if given.added_in is not None:
+                self._dispatch(ev.Spoilt(given.added_in, f"what {effect.node} gave is refused"))
         peer = self._reception.get(effect.node)
         if peer is not None:
             peer.connection.send(Rejected(effect.lease, effect.reason[:4000]))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
 from w5xde.control.choice import CodecChoice
+from w5xde.learn.arrival import Arrival
 from w5xde.learn.codecs.sender import CodecSender
+from w5xde.messages import Update
 from w5xde.runtime.door import Visit
 from w5xde.runtime.transport import Connection
 
@@ -62,6 +65,9 @@ class Peer:
     heard_at: float = 0.0
     answered_at: float = 0.0
     frame_vectors: int = 1
+    # Where the large update goes that is arriving; and whether we let it wait before we say so.
+    arrival: Arrival | None = None
+    is_kept_waiting: bool = False
     # What of its traffic has been told.
     told_sent: int = 0
     told_received: int = 0
@@ -70,6 +76,12 @@ class Peer:
     # How parameters are encoded for it, once that is worth thinking about.
     sender: CodecSender | None = None
     choice: CodecChoice = field(default_factory=CodecChoice)
+
+    def link(self, update: Update) -> float:
+        """Bytes a second at which we may expect what it sends; 0: nobody knows."""
+        # Before anything large has come from it, what it says of the other direction has to do.
+        said = update.link if 0 < update.link < math.inf else 0.0
+        return self.connection.link or said
 
     def complaint(self, now: float, awake_since: float) -> str:
         """Why we part with it now; nothing if it keeps up. What was before we were awake does not count."""

@@ -61,13 +61,22 @@ def update_limits(vectors: int, layout: Layout, vector_bytes_max: int) -> Limits
     return Limits(WORDS_BYTES_MAX + answer_bytes_max * vectors, vector_bytes_max * vectors)
 
 
+class Taker(Protocol):
+    """Who takes what peers that are ready send."""
+
+    def place_of(self, update: Update) -> tuple[int, ...]: ...
+    def expect(self, peer: Peer, update: Update, body_bytes: int) -> bool: ...
+    def updated(self, peer: Peer, update: Update, body: Body) -> None: ...
+    def broken_off(self, peer: Peer) -> None: ...
+
+
 class Host(Protocol):
     """Whom the reception tells."""
 
+    @property
+    def intake(self) -> Taker: ...
     def joined(self, peer: Peer) -> None: ...
     def heard_from(self, peer: Peer) -> None: ...
-    def updated(self, peer: Peer, update: Update, body: Body) -> None: ...
-    def place_of(self, update: Update) -> tuple[int, ...]: ...
     def left(self, peer: Peer, reason: str) -> None: ...
     def note(self, kind: str, text: str, node: str) -> None: ...
 
@@ -93,7 +102,7 @@ class Reception:
         self._proving = proving
         self._vector_bytes_max = vector_bytes_max
         self._configure = configure
-        self._buffers = Buffers()
+        self.buffers = Buffers()
         self._gate = Gate(available_bytes() * ARRIVING_PART)
         self._peers: dict[str, Peer] = {}
         self._unnamed: set[Peer] = set()
@@ -156,6 +165,8 @@ class Reception:
             visit.over()
             # Who looks at our certificate goes without a word, and so does who looks for open ports.
             self.part(peer, reason if connection.bytes_received else "")
+            if peer.arrival is not None:
+                self._host.intake.broken_off(peer)
             self._open -= 1
             if not self._open:
                 self._all_gone.set()
@@ -166,8 +177,8 @@ class Reception:
             lost=lost,
             alive=lambda: self._noticed(peer),
             configure=self._configure,
-            place=lambda message, count: self._buffers.take(count),
-            admit=self._admit,
+            place=lambda message, count: peer.arrival or self.buffers.take(count),
+            admit=lambda connection, message, count: self._admit(peer, message, count),
         )
         peer = Peer(Connection(COORDINATOR, owner), visit)
         return peer.connection
@@ -177,18 +188,25 @@ class Reception:
         if self.doorman.is_news(address, kind, asyncio.get_running_loop().time()):
             self._host.note("turned away", f"{address} was turned away: {reason}", address)
 
-    def _admit(self, connection: Connection, message: Message, body_bytes: int) -> bool:
-        if not isinstance(message, Update):
+    def _admit(self, peer: Peer, message: Message, body_bytes: int) -> bool:
+        if not isinstance(message, Update) or body_bytes < POOLED_BYTES_MIN or peer.is_gone:
             return True
-        place = self._host.place_of(message)
-        return self._gate.ask(connection, place, body_bytes, asyncio.get_running_loop().time())
+        intake, connection = self._host.intake, peer.connection
+
+        def enter() -> None:
+            if intake.expect(peer, message, body_bytes):
+                connection.go_on()
+
+        place, now = intake.place_of(message), asyncio.get_running_loop().time()
+        is_first = self._gate.ask(connection, place, body_bytes, now, peer.link(message), enter)
+        return is_first and intake.expect(peer, message, body_bytes)
 
     def tick(self, now: float) -> None:
         """Let in who has waited long enough; nobody whom we keep waiting is called silent."""
         self._gate.tick(now)
         waiting = self._gate.waiting
-        for peer in self._peers.values() if waiting else ():
-            if peer.connection in waiting:
+        for peer in self._peers.values():
+            if peer.is_kept_waiting or (waiting and peer.connection in waiting):
                 self._noticed(peer)
         self._guests.refresh(now)
 
@@ -197,7 +215,8 @@ class Reception:
         awake_since = self._watch.awake_since(now)
         waiting = self._gate.waiting
         for peer in list(self._peers.values()):
-            complaint = peer.complaint(now, awake_since) if peer.connection not in waiting else ""
+            is_waiting = peer.is_kept_waiting or peer.connection in waiting
+            complaint = "" if is_waiting else peer.complaint(now, awake_since)
             complaint = complaint or self._proving.complaint(peer, now, awake_since)
             if complaint:
                 self._cut(peer, complaint)
@@ -215,10 +234,12 @@ class Reception:
 
     def _heard(self, peer: Peer, message: Message, body: Body) -> None:
         if isinstance(message, Update):
-            if len(body) >= POOLED_BYTES_MIN:
-                # A small one may come while the next, a large one, is already waiting at the gate.
+            # A small one may come while the next, a large one, is already waiting at the gate.
+            is_large = peer.arrival is not None or len(body) >= POOLED_BYTES_MIN
+            self._host.intake.updated(peer, message, body)
+            if is_large:
+                # Not before: the next one is added to this.
                 self._gate.done(peer.connection, peer.heard_at)
-            self._host.updated(peer, message, body)
         elif isinstance(message, Hello):
             self._greet(peer, message)
         elif isinstance(message, Ready):

@@ -56,13 +56,13 @@ class StepOwner:
 
     `applied` hears of the steps once they are made, `failed` of one that could not be. One that would leave
     numbers that are not finite is not made, nor is any decided after it: `undone` hears of each. `cut` is
-    what a step is logged with; `rewind` hears that versions which were to come will be others.
+    what a step is logged with; `reopened` hears which step begins anew: versions to come will be others.
     """
 
     cut: Callable[[], Cut]
     applied: Callable[[list[Applied]], None]
     undone: Callable[[ev.Undone], None]
-    rewind: Callable[[], None]
+    reopened: Callable[[int], None]
     failed: Callable[[BaseException], None]
 
 
@@ -104,8 +104,9 @@ class Stepping:
         """What came for a lease and is not decided on."""
         return self._incoming.get(lease)
 
-    def forget(self, lease: int) -> None:
-        self._incoming.pop(lease, None)
+    def forget(self, lease: int) -> list[Contribution]:
+        """It is not to be used; returns what it was."""
+        return self._incoming.pop(lease, [])
 
     # --- what was decided -------------------------------------------------------------------------
 
@@ -125,7 +126,7 @@ class Stepping:
     def reopen(self, effect: ev.Reopen) -> None:
         """Begin a step anew."""
         self._begun.append((effect, None))
-        self._owner.rewind()
+        self._owner.reopened(effect.plan.index)
 
     def step(self, effect: ev.Step) -> None:
         self._meters.shared(effect)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from w5xde.errors import RemoteProtocolError
 from w5xde.protocol.session import Session
-from w5xde.protocol.wire import GREETING_LIMITS, Body, Decoder, Limits, encode
+from w5xde.protocol.wire import GREETING_LIMITS, Body, Decoder, Limits, Stream, encode
 
 if TYPE_CHECKING:
     from w5xde.messages import Message
@@ -49,8 +49,8 @@ class Owner:
     lost: Callable[[Connection, str], None]
     alive: Callable[[], None]
     configure: Callable[[Any], None] = lambda sock: None
-    # Memory for a large body.
-    place: Callable[[Message, int], Body] | None = None
+    # Where a large body goes.
+    place: Callable[[Message, int], Body | Stream] | None = None
     # May a body come now, or must it wait for `go_on`?
     admit: Callable[[Connection, Message, int], bool] | None = None
 

@@ -1,0 +1,137 @@
+"""Arrivals: an update of a large model while it is on its way, looked at and used piece by piece.
+
+A piece that has just been read is still in the processor's cache: looking at its numbers, and adding them
+to what is there, costs hardly more than reading it. Once all of a hundred megabytes are there, each of those
+is a walk through memory of its own. And what is added at once needs no memory for the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from w5xde.learn.layout import Blueprint, Vector
+from w5xde.learn.soundness import Gauge
+
+# Fits the processor's cache; a multiple of every alignment, so that no number is torn.
+PIECE_BYTES = 1024 * 1024
+
+
+class _Look:
+    """Finds out, piece by piece, how large an update is."""
+
+    def __init__(self, blueprint: Blueprint, gauge: Gauge) -> None:
+        self._groups = blueprint.moving_groups
+        self._gauge = gauge
+        self._square = 0.0
+
+    @property
+    def norm(self) -> float:
+        return math.sqrt(self._square)
+
+    def parts(self, piece: Tensor, start: int) -> list[tuple[int, int, Tensor]]:
+        """What the piece holds of each group, typed: (the group, from which number on, the numbers)."""
+        found = []
+        for i, group in enumerate(self._groups):
+            size = group.dtype.itemsize
+            first = max(start, group.start)
+            last = min(start + piece.numel(), group.start + group.count * size)
+            if first < last:
+                numbers = piece[first - start : last - start].view(group.dtype)
+                found.append((i, (first - group.start) // size, numbers))
+        return found
+
+    def at(self, parts: list[tuple[int, int, Tensor]]) -> bool:
+        """Look at these; whether all so far is finite."""
+        for i, _, numbers in parts:
+            self._square += self._gauge.square(i, numbers)
+        return self._square < math.inf
+
+
+class Kept:
+    """An update that gets memory of its own."""
+
+    def __init__(self, memory: bytearray | memoryview, blueprint: Blueprint, gauge: Gauge) -> None:
+        self._raw = torch.frombuffer(memory, dtype=torch.uint8)
+        self.vector: Vector | None = Vector.over(self._raw, blueprint)
+        self.body = memory
+        self._look = _Look(blueprint, gauge)
+        self._filled = 0
+        self._seen = 0
+
+    @property
+    def norm(self) -> float:
+        return self._look.norm
+
+    def get_buffer(self) -> memoryview:
+        return memoryview(self.body)[self._filled :]
+
+    def buffer_updated(self, count: int) -> None:
+        self._filled += count
+        total = len(self.body)
+        while self._filled - self._seen >= PIECE_BYTES or self._seen < self._filled == total:
+            stop = min(self._seen + PIECE_BYTES, total)
+            self._look.at(self._look.parts(self._raw[self._seen : stop], self._seen))
+            self._seen = stop
+
+
+class Added:
+    """An update that is added to a vector while it comes.
+
+    Whatever happens then, the vector is not what it was: if the rest never comes, or is not finite, it is of
+    no use any more.
+    """
+
+    def __init__(self, into: Vector, blueprint: Blueprint, gauge: Gauge) -> None:
+        self.vector: Vector | None = into
+        self.body = bytearray()
+        self._look = _Look(blueprint, gauge)
+        self._total = blueprint.moving_bytes
+        self._scratch = torch.empty(min(PIECE_BYTES, self._total), dtype=torch.uint8)
+        self._memory = self._scratch.numpy().data
+        self._start = 0
+        self._filled = 0
+
+    @property
+    def norm(self) -> float:
+        return self._look.norm
+
+    def get_buffer(self) -> memoryview:
+        return self._memory[self._filled : self._total - self._start]
+
+    def buffer_updated(self, count: int) -> None:
+        self._filled += count
+        if self._filled < len(self._memory) and self._start + self._filled < self._total:
+            return
+        parts = self._look.parts(self._scratch[: self._filled], self._start)
+        into = self.vector
+        if self._look.at(parts) and into is not None:
+            for i, first, numbers in parts:
+                into.parts[i][first : first + numbers.numel()].add_(numbers)
+        self._start += self._filled
+        self._filled = 0
+
+
+class Unwanted:
+    """An update that nobody needs any more, and that is only read to its end."""
+
+    vector: Vector | None = None
+    norm = 0.0
+
+    def __init__(self) -> None:
+        self.body = bytearray()
+        self._scratch = bytearray(PIECE_BYTES)
+
+    def get_buffer(self) -> memoryview:
+        return memoryview(self._scratch)
+
+    def buffer_updated(self, count: int) -> None:
+        """Nothing of it matters."""
+
+
+# Where the bytes of one update go, in the order they come. Once all are there: its vector, or what it was
+# added to, and the norm of its gradients, infinite if a number of it is not finite.
+Arrival: TypeAlias = Kept | Added | Unwanted

@@ -1,0 +1,148 @@
+"""Arrivals: where a large update goes while it is read. To what it is added to, if that is there; else to
+memory of its own; or nowhere, if somebody else was sooner.
+
+What is half added cannot be taken out again. If the rest does not come, or nobody believes it, what it was
+added to is lost too: the step is told so, and begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from w5xde.control import events as ev
+from w5xde.control.coordinator import CoordinatorCore
+from w5xde.control.leases import Lease
+from w5xde.learn.arrival import Added, Kept, Unwanted
+from w5xde.learn.buffers import POOLED_BYTES_MIN
+from w5xde.learn.layout import Vector
+from w5xde.learn.learner import Learner
+from w5xde.runtime.actor import Actor
+from w5xde.runtime.peer import Peer
+from w5xde.tree import Span
+
+# Only who sends it within so long has its update added on its way: nobody else can have the place meanwhile.
+QUICK_SECONDS = 1.0
+# Who takes longer all the same has lost it.
+PATIENCE_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class _Claim:
+    """An update that is being added, and since when; void: what it is added to is of no use any more."""
+
+    peer: Peer
+    lease: Lease
+    since: float
+    is_void: bool = False
+
+
+class Arrivals:
+    """Says of each large update where it goes, while the core knows of it only when it is complete."""
+
+    def __init__(
+        self,
+        core: CoordinatorCore,
+        learner: Learner,
+        actor: Actor,
+        allocate: Callable[[int], bytearray | memoryview],
+        dispatch: Callable[[ev.Event], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._core = core
+        self._learner = learner
+        self._actor = actor
+        self._allocate = allocate
+        self._dispatch = dispatch
+        self._clock = clock
+        self._claims: dict[int, _Claim] = {}
+        # Nodes for which a step had to begin anew: they are not trusted with another.
+        self._spoilers: set[str] = set()
+        # How many steps began anew: what was asked about one before is not true any more.
+        self._reopened = 0
+
+    def expect(self, peer: Peer, number: int, body_bytes: int, link: float) -> bool:
+        """The vector for this lease is about to come, as it is. False: the peer will be told to go on."""
+        if body_bytes != self._learner.vector_bytes or body_bytes < POOLED_BYTES_MIN or self._actor.inline:
+            return True
+        neighbour = self._neighbour(peer, number)
+        is_quick = 0 < body_bytes <= QUICK_SECONDS * link and peer.name not in self._spoilers
+        if neighbour is None or not is_quick:
+            self._keep(peer, number)
+            return True
+        lease, span = neighbour
+        step, reopened = lease.step.index, self._reopened
+        peer.is_kept_waiting = True
+        self._actor.call(
+            lambda: self._learner.neighbour(step, span),
+            lambda vector: self._begin(peer, lease, vector if reopened == self._reopened else None),
+        )
+        return False
+
+    def _neighbour(self, peer: Peer, number: int) -> tuple[Lease, Span] | None:
+        """The lease, and what its answer can be added to on its way."""
+        adding = self._core.adding
+        lease = adding.wanted(number, peer.name)
+        if lease is None or self.is_claimed(number):
+            return None
+        span = adding.neighbour_of(lease, self._core.version)
+        return None if span is None else (lease, span)
+
+    def _keep(self, peer: Peer, number: int) -> None:
+        if self._core.adding.is_needless(number, peer.name):
+            peer.arrival = Unwanted()
+        else:
+            memory = self._allocate(self._learner.vector_bytes)
+            peer.arrival = Kept(memory, self._learner.flat.blueprint, self._learner.gauge)
+
+    def _begin(self, peer: Peer, lease: Lease, vector: Vector | None) -> None:
+        """What the learner had there; anything may have happened since it was asked."""
+        peer.is_kept_waiting = False
+        if peer.is_gone:
+            return
+        if vector is None or self._neighbour(peer, lease.id) is None:
+            self._keep(peer, lease.id)
+        else:
+            peer.arrival = Added(vector, self._learner.flat.blueprint, self._learner.gauge)
+            self._claims[lease.id] = _Claim(peer, lease, self._clock())
+        peer.connection.go_on()
+
+    def is_claimed(self, number: int) -> bool:
+        """Whether something for the batches of this lease, or a part of them, is being added just now."""
+        lease = self._core.leases.get(number) if self._claims else None
+        return lease is not None and any(
+            not claim.is_void
+            and claim.lease.step.index == lease.step.index
+            and (claim.lease.span.holds(lease.span) or lease.span.holds(claim.lease.span))
+            for claim in self._claims.values()
+        )
+
+    def complete(self, number: int) -> int | None:
+        """All of an update that was added is there: the step it belongs to, unless that began anew."""
+        claim = self._claims.pop(number)
+        return None if claim.is_void else claim.lease.step.index
+
+    def broken_off(self, peer: Peer) -> None:
+        """Nothing more will come from this peer."""
+        peer.arrival = None
+        for claim in [claim for claim in self._claims.values() if claim.peer is peer]:
+            del self._claims[claim.lease.id]
+            self._spoil(claim, f"{peer.name} went while what it gave was being added")
+
+    def tick(self) -> None:
+        """Give up what comes too slowly: somebody else may have it meanwhile."""
+        for claim in list(self._claims.values()):
+            if self._clock() - claim.since > PATIENCE_SECONDS:
+                self._spoil(claim, f"what {claim.peer.name} gave came too slowly")
+
+    def _spoil(self, claim: _Claim, reason: str) -> None:
+        if not claim.is_void:
+            claim.is_void = True
+            self._spoilers.add(claim.peer.name)
+            self._dispatch(ev.Spoilt(claim.lease.step.index, reason))
+
+    def reopened(self, step: int) -> None:
+        """The step begins anew: what is being added to what was there of it is lost."""
+        self._reopened += 1
+        for claim in self._claims.values():
+            claim.is_void |= claim.lease.step.index == step

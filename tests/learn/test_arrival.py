@@ -1,0 +1,100 @@
+"""Updates while they arrive: the same bits and the same verdict as if all of it had been there first."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from w5xde.learn.arrival import PIECE_BYTES, Added, Arrival, Kept, Unwanted
+from w5xde.learn.layout import Blueprint, Vector, describe
+from w5xde.learn.soundness import Gauge
+
+
+class Mixed(nn.Module):
+    """Parameters of two dtypes that end within a piece, a running mean, a counter and a flag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.floats = nn.Parameter(torch.zeros(700_001))
+        self.doubles = nn.Parameter(torch.zeros(70_003, dtype=torch.float64))
+        self.mean = nn.Buffer(torch.zeros(13))
+        self.seen = nn.Buffer(torch.zeros(3, dtype=torch.int64))
+        self.flag = nn.Buffer(torch.zeros(5, dtype=torch.bool))
+
+
+BLUEPRINT = Blueprint(describe(Mixed(), {"mean", "seen", "flag"}))
+GAUGE = Gauge(BLUEPRINT)
+
+
+def vector(seed: int) -> Vector:
+    generator = torch.Generator().manual_seed(seed)
+    made = Vector.over(torch.zeros(BLUEPRINT.moving_bytes, dtype=torch.uint8), BLUEPRINT)
+    for part in made.parts:
+        numbers = torch.randn(part.numel(), generator=generator)
+        part.copy_(numbers > 0 if part.dtype is torch.bool else numbers.mul(100).to(part.dtype))
+    return made
+
+
+def send(body: memoryview, arrival: Arrival, seed: int = 0) -> None:
+    """In pieces such as a socket gives."""
+    chance = random.Random(seed)
+    at = 0
+    while at < len(body):
+        room = arrival.get_buffer()
+        count = min(len(room), len(body) - at, chance.choice((1, 1000, 65_536, 3 * PIECE_BYTES)))
+        room[:count] = body[at : at + count]
+        arrival.buffer_updated(count)
+        at += count
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_added_on_its_way_has_the_bits_of_what_is_added_afterwards(seed: int) -> None:
+    there, comes = vector(2 * seed), vector(2 * seed + 1)
+    expected = vector(2 * seed).add_(comes)
+    arrival = Added(there, BLUEPRINT, GAUGE)
+    send(comes.memory, arrival, seed)
+    assert there.is_same(expected)
+    assert arrival.norm == pytest.approx(GAUGE.norm(comes), rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_kept_is_all_there(seed: int) -> None:
+    comes = vector(seed)
+    arrival = Kept(bytearray(BLUEPRINT.moving_bytes), BLUEPRINT, GAUGE)
+    send(comes.memory, arrival, seed)
+    assert arrival.vector is not None
+    assert arrival.vector.is_same(comes)
+    assert arrival.norm == pytest.approx(GAUGE.norm(comes), rel=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("group", [0, 1, 2])
+@pytest.mark.parametrize("place", [0, -1])
+def test_one_number_that_is_not_finite_is_found_wherever_it_is(wrong: float, group: int, place: int) -> None:
+    comes = vector(1)
+    comes.parts[group][place] = wrong
+    for arrival in (
+        Kept(bytearray(BLUEPRINT.moving_bytes), BLUEPRINT, GAUGE),
+        Added(vector(2), BLUEPRINT, GAUGE),
+    ):
+        send(comes.memory, arrival)
+        assert arrival.norm == math.inf
+
+
+def test_numbers_too_large_to_be_squared_are_finite() -> None:
+    comes = vector(1)
+    comes.parts[0][0] = 3e38
+    arrival = Kept(bytearray(BLUEPRINT.moving_bytes), BLUEPRINT, GAUGE)
+    send(comes.memory, arrival)
+    assert 2e38 < arrival.norm < math.inf
+
+
+def test_what_nobody_wants_takes_no_more_than_a_piece() -> None:
+    arrival = Unwanted()
+    send(memoryview(bytes(5 * PIECE_BYTES + 1)), arrival)
+    assert len(arrival.get_buffer()) == PIECE_BYTES
+    assert arrival.vector is None
