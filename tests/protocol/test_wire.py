@@ -126,6 +126,33 @@ def test_the_beginning_of_a_body_that_came_with_its_message_is_kept():
     assert feed(decoder, BODY[1000:]) == [(WORDS[Params], BODY)]
 
 
+class Counted:
+    """A body that is used up in pieces of a few bytes."""
+
+    def __init__(self, piece):
+        self.body = bytearray()
+        self.heard = b""
+        self._piece = bytearray(piece)
+
+    def get_buffer(self):
+        return memoryview(self._piece)
+
+    def buffer_updated(self, count):
+        self.heard += bytes(self._piece[:count])
+
+
+@pytest.mark.parametrize("piece", [1, 7, 100_000, 10_000_000])
+@pytest.mark.parametrize("first", [0, 1, 1000])
+def test_a_body_may_be_used_while_it_arrives(piece, first):
+    stream = Counted(piece)
+    decoder = Decoder(ROOMY, lambda message, size: stream)
+    data = encode(WORDS[Params], 3000) + BODY[:3000] + encode(Beat())
+    frames = feed(decoder, data[: len(data) - 3000 - len(encode(Beat())) + first])
+    frames += feed(decoder, data[len(data) - 3000 - len(encode(Beat())) + first :])
+    assert frames == [(WORDS[Params], b""), (Beat(), b"")]
+    assert stream.heard == BODY[:3000]
+
+
 def test_the_room_offered_ends_with_the_body_so_that_the_next_frame_is_read_as_one():
     decoder = Decoder(ROOMY)
     feed(decoder, encode(WORDS[Params], len(BODY)) + BODY[:-3])

@@ -10,6 +10,7 @@ import torch
 
 from w5xde.control import events as ev
 from w5xde.learn.layout import Vector
+from w5xde.learn.learner import Contribution
 from w5xde.messages import Answer
 from w5xde.runtime.intake import Intake, Took, _fits
 
@@ -65,3 +66,46 @@ def test_a_stretch_with_a_loss_that_is_no_number_is_refused(wild: float, place: 
 )
 def test_an_answer_must_fit_what_was_lent(answer: Answer, apart: int, fits: bool) -> None:
     assert _fits(answer, apart, frozenset({0, 1})) == fits
+
+
+def bare(*, claimed: bool = False) -> tuple[Intake, Kept, list[ev.Event]]:
+    told: list[ev.Event] = []
+    intake, kept = Intake.__new__(Intake), Kept()
+    intake._stepping, intake._dispatch = kept, told.append  # type: ignore[assignment]
+    intake.arrivals = Unclaimed()  # type: ignore[assignment]
+    intake.arrivals.is_claimed = lambda lease: claimed  # type: ignore[method-assign]
+    return intake, kept, told
+
+
+NOTHING = Vector(torch.zeros(0, dtype=torch.uint8), [])
+
+
+def test_what_was_added_and_is_not_finite_spoils_its_step() -> None:
+    intake, kept, told = bare()
+    intake._answered("a", [Answer(7)], [(NOTHING, math.inf)], Took(0.1, 0.1, 1.0), added_in=3)
+    assert kept.leases == []
+    assert [type(event) for event in told] == [ev.Failed, ev.Spoilt]
+    assert told[1].step == 3  # type: ignore[union-attr]
+
+
+def test_what_was_added_and_is_refused_spoils_its_step() -> None:
+    intake, kept, told = bare()
+    kept.forget = lambda lease: [Contribution(NOTHING, frozenset(), 1.0, 1.0, added_in=3)]  # type: ignore[attr-defined]
+    intake._reception = {}  # type: ignore[assignment]
+    intake.reject(ev.Reject("a", 7, "its norm is 1e9"))
+    assert told == [ev.Spoilt(3, "what a gave is refused")]
+
+
+def test_what_was_only_kept_and_is_refused_spoils_nothing() -> None:
+    intake, kept, told = bare()
+    kept.forget = lambda lease: [Contribution(NOTHING, frozenset(), 1.0, 1.0)]  # type: ignore[attr-defined]
+    intake._reception = {}  # type: ignore[assignment]
+    intake.reject(ev.Reject("a", 7, "somebody else was sooner"))
+    assert told == []
+
+
+def test_nothing_is_taken_for_a_place_where_something_is_being_added() -> None:
+    intake, kept, told = bare(claimed=True)
+    intake._answered("a", [Answer(7)], [(NOTHING, 1.0)], Took(0.1, 0.1, 1.0))
+    assert kept.leases == []
+    assert told == [ev.Dropped("a", 7)]

@@ -1,0 +1,96 @@
+"""Which answers may be added while they arrive: only those that nothing is known against."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from w5xde.control import events as ev
+from w5xde.control.coordinator import CoordinatorCore
+from w5xde.control.leases import Lease
+from w5xde.control.plan import Plan
+from w5xde.control.settings import CoreSettings
+from w5xde.tree import Span
+
+
+class Pool:
+    """A core with a node for each batch of a step, and what each was lent."""
+
+    def __init__(self, batches: int, *, verify: float = 0.0, mode: str = "sync") -> None:
+        plan = Plan(step_batches=batches, epoch_limit=1, step_limit=None, samples=2 * batches, batch_size=1)
+        self.core = CoordinatorCore(plan, CoreSettings(mode, verify=verify))
+        self.leases: dict[str, Lease] = {}
+        for number in range(batches):
+            self.tell(ev.Joined(f"n{number}"))
+
+    def tell(self, event: ev.Event) -> list[ev.Effect]:
+        effects = self.core.handle(event, 0.0)
+        for effect in effects:
+            if isinstance(effect, ev.Assign):
+                for lease in effect.leases:
+                    self.leases[effect.node] = lease
+        return effects
+
+    def answer(self, node: str, norm: float = 1.0) -> list[ev.Effect]:
+        return self.tell(ev.Answered(node, [self.leases[node].id], 0.1, norms=[norm]))
+
+    def neighbour(self, node: str) -> Span | None:
+        return self.core.adding.neighbour_of(self.leases[node], self.core.version)
+
+
+def test_the_second_of_a_pair_is_added_to_the_first() -> None:
+    pool = Pool(4)
+    assert pool.neighbour("n1") is None
+    pool.answer("n0")
+    assert pool.neighbour("n1") == Span(0, 1)
+    assert pool.neighbour("n2") is None
+    assert pool.neighbour("n3") is None
+
+
+def test_what_will_be_verified_is_seen_alone() -> None:
+    pool = Pool(2, verify=1.0)
+    pool.answer("n0")
+    pool.tell(ev.Verified("n0", pool.leases["n0"].id))
+    assert pool.neighbour("n1") is None
+
+
+def test_a_step_with_a_doubt_is_added_the_old_way() -> None:
+    pool = Pool(4)
+    pool.answer("n0")
+    assert pool.neighbour("n1") is not None
+    pool.tell(ev.Failed("n3", pool.leases["n3"].id, "not finite", math.inf))
+    assert pool.neighbour("n1") is None
+
+
+def test_what_somebody_else_gave_or_is_not_lent_is_needless() -> None:
+    pool = Pool(4)
+    lease = pool.leases["n0"].id
+    assert not pool.core.adding.is_needless(lease, "n0")
+    assert pool.core.adding.is_needless(lease, "n1")
+    pool.answer("n0")
+    assert pool.core.adding.is_needless(lease, "n0")
+
+
+@pytest.mark.parametrize("answered", [["n0"], ["n0", "n1"], ["n0", "n1", "n2"]])
+def test_a_spoilt_step_begins_anew_with_nothing_in_it(answered: list[str]) -> None:
+    pool = Pool(4)
+    for node in answered:
+        pool.answer(node)
+    before = dict(pool.leases)
+    effects = pool.tell(ev.Spoilt(0, "n3 went"))
+    assert [effect.plan.index for effect in effects if isinstance(effect, ev.Reopen)] == [0]
+    for node in {f"n{number}" for number in range(4)} - set(answered):
+        pool.tell(ev.Dropped(node, before[node].id))
+    assert sorted(lease.span for lease in pool.core.leases) == [Span(i, i + 1) for i in range(4)]
+    assert not {lease.id for lease in pool.core.leases} & {lease.id for lease in before.values()}
+    for node in list(pool.leases):
+        pool.answer(node)
+    assert pool.core.version == 1
+
+
+def test_a_step_that_is_complete_is_not_spoilt_any_more() -> None:
+    pool = Pool(2)
+    pool.answer("n0")
+    pool.answer("n1")
+    assert not any(isinstance(effect, ev.Reopen) for effect in pool.tell(ev.Spoilt(0, "n1 went")))
