@@ -46,6 +46,23 @@ def test_memory_is_used_again_once_nobody_holds_a_view_of_it() -> None:
     assert torch.frombuffer(buffers.take(POOLED_BYTES_MIN), dtype=torch.uint8).data_ptr() == place
 
 
+def test_memory_that_is_a_little_larger_does_and_comes_back_whole() -> None:
+    buffers = Buffers()
+    place = torch.frombuffer(buffers.take(2 * POOLED_BYTES_MIN), dtype=torch.uint8).data_ptr()
+    smaller = torch.frombuffer(buffers.take(2 * POOLED_BYTES_MIN - 1000), dtype=torch.uint8)
+    assert (smaller.data_ptr(), smaller.numel()) == (place, 2 * POOLED_BYTES_MIN - 1000)
+    del smaller
+    assert torch.frombuffer(buffers.take(2 * POOLED_BYTES_MIN), dtype=torch.uint8).data_ptr() == place
+
+
+def test_memory_that_fits_nothing_any_more_is_let_go() -> None:
+    buffers = Buffers()
+    del (lent := [buffers.take(8 * POOLED_BYTES_MIN), buffers.take(8 * POOLED_BYTES_MIN)])[:]
+    assert len(buffers._spare) == 2
+    lent.append(buffers.take(POOLED_BYTES_MIN))
+    assert len(buffers._spare) == 0
+
+
 @pytest.fixture
 def busy_threads() -> Iterator[None]:
     before = sys.getswitchinterval()

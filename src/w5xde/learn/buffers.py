@@ -15,16 +15,19 @@ import numpy as np
 POOLED_BYTES_MIN = 1024 * 1024
 # As many as are ever free at once; more would only be kept, not used.
 SPARE_MAX = 2
+# What is encoded has another length each time: a buffer may be so many times as large as what is asked for.
+ROOM_FACTOR = 1.25
 
 
 class _Lent(np.ndarray[Any, np.dtype[np.uint8]]):
     """A view of a buffer that puts it back when the last view of it is gone."""
 
     pool: Buffers | None = None
+    whole: np.ndarray[Any, np.dtype[np.uint8]]
 
     def __del__(self) -> None:
-        if self.pool is not None and isinstance(self.base, np.ndarray):
-            self.pool.give(self.base)
+        if self.pool is not None:
+            self.pool.give(self.whole)
 
 
 class Buffers:
@@ -39,9 +42,11 @@ class Buffers:
             return bytearray(count)
         memory = self._find(count)
         if memory is None:
+            # What does not fit now is not kept for a day on which it might.
+            self._spare.clear()
             memory = np.empty(count, np.uint8)
-        lent = memory.view(_Lent)
-        lent.pool = self
+        lent = memory[:count].view(_Lent)
+        lent.pool, lent.whole = self, memory
         return memoryview(lent)  # type: ignore[arg-type]  # an array is a buffer, whatever its stubs say
 
     def _find(self, count: int) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
@@ -51,7 +56,7 @@ class Buffers:
                 memory = self._spare.popleft()
             except IndexError:
                 return None
-            if memory.nbytes == count:
+            if count <= memory.nbytes <= ROOM_FACTOR * count:
                 return memory
             self._spare.append(memory)
         return None

@@ -47,8 +47,10 @@ class Snapshots:
         if pipeline.spec == NONE:
             return self._raw(whole=whole)
         version = self._learner.version
+        if any(made.version != version for made in self._made.values()):
+            self._made.clear()
         made = self._made.get((whole, pipeline.spec))
-        if made is None or made.version != version:
+        if made is None:
             groups = self._blueprint.groups if whole else self._blueprint.moving_groups
             raw = self._state(whole=whole)
             pieces = pipeline.encode(raw, groups)
