@@ -94,3 +94,21 @@ def test_a_step_that_is_complete_is_not_spoilt_any_more() -> None:
     pool.answer("n0")
     pool.answer("n1")
     assert not any(isinstance(effect, ev.Reopen) for effect in pool.tell(ev.Spoilt(0, "n1 went")))
+
+
+def test_of_a_large_model_nobody_holds_a_lease_that_waits() -> None:
+    """Somebody who is idle would copy it, and both updates would travel."""
+    plan = Plan(step_batches=8, epoch_limit=9, step_limit=None, samples=8, batch_size=1)
+    core = CoordinatorCore(plan, CoreSettings("sync", is_large=True))
+    lent = core.handle(ev.Joined("a"), 0.0)
+    for now in range(40):
+        for effect in list(lent):
+            match effect:
+                case ev.Assign():
+                    assert len(effect.leases) == 1
+                    assert len(core.leases.of_node("a")) <= 1
+                    lent += core.handle(ev.Answered("a", [effect.leases[0].id], 0.1), now / 10)
+                case ev.Step():
+                    lent += core.handle(ev.Stepped([effect.plan.index]), now / 10)
+            lent.remove(effect)
+    assert core.progress.epochs > 1

@@ -17,7 +17,7 @@ from w5xde.messages import Ready
 from w5xde.protocol.wire import GREETING_LIMITS
 from w5xde.runtime.door import Visit
 from w5xde.runtime.peer import Peer
-from w5xde.runtime.proving import GUESS_FACTOR_MAX, PROVING_SECONDS_MIN, Proving
+from w5xde.runtime.proving import FIRST_LINK_BYTES_PER_SECOND, GUESS_FACTOR_MAX, PROVING_SECONDS_MIN, Proving
 from w5xde.runtime.transport import Connection
 
 JOB = make(mlp(lambda: nn.BatchNorm1d(16)))
@@ -42,13 +42,18 @@ def proof(prepared: Prepared) -> tuple[str, bytearray]:
     return parts.layout_digest, bytearray(parts.proof.body)
 
 
+def moving(prepared: Prepared) -> float:
+    """What the model and its gradient take to go and come."""
+    return 2 * prepared.learner.vector_bytes / FIRST_LINK_BYTES_PER_SECOND
+
+
 def test_who_proves_itself_is_taken_with_a_guess_of_its_speed(prepared: Prepared, peer: Peer) -> None:
     proving = Proving(prepared)
     digest, body = proof(prepared)
     assert prepared.canary is not None
     assert proving.limits == GREETING_LIMITS._replace(body_bytes_max=len(body))
     assert proving.objection(peer, Ready(digest, 3 * prepared.canary.seconds, 5e6), body) is None
-    assert peer.guess_seconds == pytest.approx(3 * prepared.batch_seconds)
+    assert peer.guess_seconds == pytest.approx(3 * prepared.batch_seconds + moving(prepared))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +65,7 @@ def test_nobody_is_taken_at_his_word_to_be_far_faster_or_slower(
 ) -> None:
     digest, body = proof(prepared)
     assert Proving(prepared).objection(peer, Ready(digest, seconds, float("inf")), body) is None
-    expected = None if times is None else pytest.approx(times * prepared.batch_seconds)
+    expected = None if times is None else pytest.approx(times * prepared.batch_seconds + moving(prepared))
     assert peer.guess_seconds == expected
 
 

@@ -38,7 +38,7 @@ def mode_of(settings: CoreSettings, plan: Plan, members: Members, leases: Leases
         return Async(plan, members, leases, settings.staleness, stretches=settings.stretches)
     if settings.robust is not None:
         return Evenly(plan, members, leases, settings.robust)
-    return Sync(plan, members, leases)
+    return Sync(plan, members, leases, is_large=settings.is_large)
 
 
 class Evenly(Sync):

@@ -15,7 +15,8 @@ from w5xde.control.plan import Plan
 from w5xde.control.work import Share, StepWork
 from w5xde.tree import Span, halves
 
-# One lease being computed and one waiting, so that a node never waits for a round trip.
+# One lease being computed and one waiting, so that a node never waits for a round trip. Of a large model that
+# is nothing to what its update takes, and a lease that waits is one that somebody idle would copy.
 WINDOW_LEASES = 2
 # A lease shorter than this costs more to send than to compute.
 LEASE_SECONDS_MIN = 0.002
@@ -105,8 +106,9 @@ class Mode(ABC):
 class Sync(Mode):
     """One step at a time, shared out by speed; the last spans are also lent to whoever is idle."""
 
-    def __init__(self, plan: Plan, members: Members, leases: Leases) -> None:
+    def __init__(self, plan: Plan, members: Members, leases: Leases, *, is_large: bool = False) -> None:
         super().__init__(plan, members, leases)
+        self._is_large = is_large
         self._work: StepWork | None = None
         self._applying: int | None = None
 
@@ -197,7 +199,7 @@ class Sync(Mode):
         seconds = [(m.free_at, self.members.expected_batch_seconds(m)) for m in working]
         pool_rate = sum(1.0 / each for _, each in seconds if each)
         busy = sum(max(0.0, free_at - now) / each for free_at, each in seconds if each)
-        for held in range(WINDOW_LEASES):
+        for held in range(1 if self._is_large else WINDOW_LEASES):
             for member in ordered:
                 if not work.free:
                     break

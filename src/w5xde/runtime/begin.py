@@ -14,7 +14,7 @@ from w5xde.control.ledger import Record
 from w5xde.control.plan import Plan
 from w5xde.control.settings import CoreSettings
 from w5xde.errors import StorageError, UsageError, W5xdeError
-from w5xde.learn.buffers import Buffers
+from w5xde.learn.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.learn.codecs.receiver import CodecReceiver
 from w5xde.learn.codecs.sender import goes_as_it_is
 from w5xde.learn.data import Start
@@ -71,6 +71,7 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         logs_steps=settings.durability == "step",
         max_update_norm=str(settings.max_update_norm),
         verify=settings.verify,
+        is_large=prepared.learner.vector_bytes >= POOLED_BYTES_MIN,
         stretches=_may_stretch(prepared.learner, settings),
         robust=settings.robust_rule,
     )

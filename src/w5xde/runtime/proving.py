@@ -21,6 +21,9 @@ PROVING_SECONDS_MIN = 600.0
 PROVING_FACTOR = 1000.0
 # Nobody is taken at his word to be faster or slower than the coordinator by more than this.
 GUESS_FACTOR_MAX = 64.0
+# Bytes a second at which a model and its first gradient may travel to and from new memory, and what they may
+# take at most. Whoever seems late with a first batch only because of that would have it computed twice.
+FIRST_LINK_BYTES_PER_SECOND, FIRST_MOVE_SECONDS_MAX = 200e6, 10.0
 
 
 class Proving:
@@ -30,6 +33,8 @@ class Proving:
         self._expectation: Expectation | None = prepared.canary
         self._layout_digest = prepared.learner.flat.blueprint.layout.digest()
         self._batch_seconds = prepared.batch_seconds
+        moved_bytes = 2 * prepared.learner.vector_bytes
+        self._move_seconds = min(moved_bytes / FIRST_LINK_BYTES_PER_SECOND, FIRST_MOVE_SECONDS_MAX)
         answer_bytes = self._expectation.answer_bytes if self._expectation is not None else 0
         # Of somebody who is welcome and not ready.
         self.limits: Limits = GREETING_LIMITS._replace(body_bytes_max=answer_bytes)
@@ -59,12 +64,13 @@ class Proving:
         return None
 
     def _guess_seconds(self, ready: Ready) -> float | None:
-        """What a batch may take there: as much longer than here as the canary did."""
+        """What a batch may take there: as much longer than here as the canary did, and to go and come."""
         own = self._expectation.seconds if self._expectation is not None else 0.0
         theirs = sane_seconds(ready.seconds)
         if not own or not theirs:
             return None
-        return self._batch_seconds * min(max(theirs / own, 1 / GUESS_FACTOR_MAX), GUESS_FACTOR_MAX)
+        factor = min(max(theirs / own, 1 / GUESS_FACTOR_MAX), GUESS_FACTOR_MAX)
+        return self._batch_seconds * factor + self._move_seconds
 
     def complaint(self, peer: Peer, now: float, awake_since: float) -> str:
         """Why we part with somebody who is still not ready; nothing if there is time."""
