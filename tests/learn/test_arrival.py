@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from w5xde.learn.arrival import PIECE_BYTES, Added, Arrival, Kept, Unwanted
+from w5xde.learn.arrival import PIECE_BYTES, Added, Arrival, Kept, Unwanted, Written
+from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.layout import Blueprint, Vector, describe
 from w5xde.learn.soundness import Gauge
 
@@ -55,10 +56,10 @@ def send(body: memoryview, arrival: Arrival, seed: int = 0) -> None:
 def test_what_is_added_on_its_way_has_the_bits_of_what_is_added_afterwards(seed: int) -> None:
     there, comes = vector(2 * seed), vector(2 * seed + 1)
     expected = vector(2 * seed).add_(comes)
-    arrival = Added(there, BLUEPRINT, GAUGE)
+    arrival = Added(there, BLUEPRINT, GAUGE, BLUEPRINT.moving_bytes)
     send(comes.memory, arrival, seed)
     assert there.is_same(expected)
-    assert arrival.norm == pytest.approx(GAUGE.norm(comes), rel=1e-5)
+    assert arrival.norm == pytest.approx(GAUGE.norm(comes), rel=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -68,7 +69,29 @@ def test_what_is_kept_is_all_there(seed: int) -> None:
     send(comes.memory, arrival, seed)
     assert arrival.vector is not None
     assert arrival.vector.is_same(comes)
-    assert arrival.norm == pytest.approx(GAUGE.norm(comes), rel=1e-5)
+    assert arrival.norm == pytest.approx(GAUGE.norm(comes), rel=1e-4)
+
+
+@pytest.mark.parametrize("spec", ["bf16", "fp16"])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_comes_in_fewer_bits_has_the_bits_of_what_is_decoded_first(spec: str, seed: int) -> None:
+    groups, pipeline = BLUEPRINT.moving_groups, parse(spec)
+    (body,) = pipeline.encode(vector(2 * seed).raw, groups)
+    decoded = Vector.over(torch.zeros(BLUEPRINT.moving_bytes, dtype=torch.uint8), BLUEPRINT)
+    pipeline.decode(body, decoded.raw, groups)
+    wire = pipeline.singly(groups)
+    kept, added = vector(99), vector(2 * seed + 1)
+    send(body, Written(kept, BLUEPRINT, GAUGE, len(body), wire), seed)
+    assert kept.is_same(decoded)
+    arrival = Added(added, BLUEPRINT, GAUGE, len(body), wire)
+    send(body, arrival, seed)
+    assert added.is_same(vector(2 * seed + 1).add_(decoded))
+    assert arrival.norm == pytest.approx(GAUGE.norm(decoded), rel=1e-4)
+
+
+@pytest.mark.parametrize("spec", ["bf16 | zstd:1", "shuffle | lz4", "int8", "zlib:1"])
+def test_numbers_that_do_not_stand_for_themselves_are_decoded_together(spec: str) -> None:
+    assert parse(spec).singly(BLUEPRINT.moving_groups) is None
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
@@ -79,7 +102,7 @@ def test_one_number_that_is_not_finite_is_found_wherever_it_is(wrong: float, gro
     comes.parts[group][place] = wrong
     for arrival in (
         Kept(bytearray(BLUEPRINT.moving_bytes), BLUEPRINT, GAUGE),
-        Added(vector(2), BLUEPRINT, GAUGE),
+        Added(vector(2), BLUEPRINT, GAUGE, BLUEPRINT.moving_bytes),
     ):
         send(comes.memory, arrival)
         assert arrival.norm == math.inf

@@ -49,8 +49,8 @@ class Watched(Arrivals):
     began = 0
     disturb: Callable[[Watched, Peer], None] = staticmethod(lambda watched, peer: None)
 
-    def _begin(self, peer: Peer, lease: Any, vector: Vector | None) -> None:
-        super()._begin(peer, lease, vector)
+    def _begin(self, peer: Peer, lease: Any, coming: Any, vector: Vector | None) -> None:
+        super()._begin(peer, lease, coming, vector)
         if peer.arrival is not None and lease.id in self._claims:
             type(self).began += 1
             type(self).disturb(self, peer)
@@ -91,6 +91,13 @@ def test_the_weights_are_those_of_one_node(
     result, told = train(tmp_path, road=road)
     assert result["weights_sha256"] == clean
     assert watched.began > 0
+    assert begun_anew(told) == []
+
+
+def test_what_comes_in_fewer_bits_is_added_too(watched: type[Watched], tmp_path: Path) -> None:
+    result, told = train(tmp_path, compress="bf16")
+    assert watched.began > 0
+    assert result["loss"] < 2
     assert begun_anew(told) == []
 
 

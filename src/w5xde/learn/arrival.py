@@ -20,11 +20,16 @@ from w5xde.learn.soundness import Gauge
 PIECE_BYTES = 1024 * 1024
 
 
+# How an update travels in which each number stands for itself: where each group begins, and as what it comes.
+Wire: TypeAlias = list[tuple[int, torch.dtype]]
+
+
 class _Look:
     """Finds out, piece by piece, how large an update is."""
 
-    def __init__(self, blueprint: Blueprint, gauge: Gauge) -> None:
+    def __init__(self, blueprint: Blueprint, gauge: Gauge, wire: Wire | None = None) -> None:
         self._groups = blueprint.moving_groups
+        self._wire = wire or [(group.start, group.dtype) for group in self._groups]
         self._gauge = gauge
         self._square = 0.0
 
@@ -33,15 +38,14 @@ class _Look:
         return math.sqrt(self._square)
 
     def parts(self, piece: Tensor, start: int) -> list[tuple[int, int, Tensor]]:
-        """What the piece holds of each group, typed: (the group, from which number on, the numbers)."""
+        """What the piece holds of each group: (the group, from which number on, the numbers)."""
         found = []
-        for i, group in enumerate(self._groups):
-            size = group.dtype.itemsize
-            first = max(start, group.start)
-            last = min(start + piece.numel(), group.start + group.count * size)
+        for i, (group, (begin, dtype)) in enumerate(zip(self._groups, self._wire, strict=True)):
+            first = max(start, begin)
+            last = min(start + piece.numel(), begin + group.count * dtype.itemsize)
             if first < last:
-                numbers = piece[first - start : last - start].view(group.dtype)
-                found.append((i, (first - group.start) // size, numbers))
+                numbers = piece[first - start : last - start].view(dtype).to(group.dtype)
+                found.append((i, (first - begin) // dtype.itemsize, numbers))
         return found
 
     def at(self, parts: list[tuple[int, int, Tensor]]) -> bool:
@@ -52,7 +56,7 @@ class _Look:
 
 
 class Kept:
-    """An update that gets memory of its own."""
+    """An update that comes as it is, straight to memory of its own."""
 
     def __init__(self, memory: bytearray | memoryview, blueprint: Blueprint, gauge: Gauge) -> None:
         self._raw = torch.frombuffer(memory, dtype=torch.uint8)
@@ -78,19 +82,22 @@ class Kept:
             self._seen = stop
 
 
-class Added:
-    """An update that is added to a vector while it comes.
+class Written:
+    """An update that comes in other numbers than the vector's, and is written into it while it comes."""
 
-    Whatever happens then, the vector is not what it was: if the rest never comes, or is not finite, it is of
-    no use any more.
-    """
-
-    def __init__(self, into: Vector, blueprint: Blueprint, gauge: Gauge) -> None:
+    def __init__(
+        self, into: Vector, blueprint: Blueprint, gauge: Gauge, total: int, wire: Wire | None = None
+    ) -> None:
+        """So many bytes will come."""
         self.vector: Vector | None = into
         self.body = bytearray()
-        self._look = _Look(blueprint, gauge)
-        self._total = blueprint.moving_bytes
-        self._scratch = torch.empty(min(PIECE_BYTES, self._total), dtype=torch.uint8)
+        self._look = _Look(blueprint, gauge, wire)
+        self._into = into
+        self._total = total
+        # Numbers that are narrower on their way become wider here.
+        self._scratch = torch.empty(
+            min(PIECE_BYTES if wire is None else PIECE_BYTES // 2, total), dtype=torch.uint8
+        )
         self._memory = self._scratch.numpy().data
         self._start = 0
         self._filled = 0
@@ -107,12 +114,25 @@ class Added:
         if self._filled < len(self._memory) and self._start + self._filled < self._total:
             return
         parts = self._look.parts(self._scratch[: self._filled], self._start)
-        into = self.vector
-        if self._look.at(parts) and into is not None:
+        if self._look.at(parts):
             for i, first, numbers in parts:
-                into.parts[i][first : first + numbers.numel()].add_(numbers)
+                self._put(self._into.parts[i][first : first + numbers.numel()], numbers)
         self._start += self._filled
         self._filled = 0
+
+    def _put(self, place: Tensor, numbers: Tensor) -> None:
+        place.copy_(numbers)
+
+
+class Added(Written):
+    """An update that is added to a vector while it comes.
+
+    Whatever happens then, the vector is not what it was: if the rest never comes, or is not finite, it is of
+    no use any more.
+    """
+
+    def _put(self, place: Tensor, numbers: Tensor) -> None:
+        place.add_(numbers)
 
 
 class Unwanted:
@@ -134,4 +154,4 @@ class Unwanted:
 
 # Where the bytes of one update go, in the order they come. Once all are there: its vector, or what it was
 # added to, and the norm of its gradients, infinite if a number of it is not finite.
-Arrival: TypeAlias = Kept | Added | Unwanted
+Arrival: TypeAlias = Kept | Written | Unwanted

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
+
+from w5xde.compression import NONE
 from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.leases import Lease
-from w5xde.learn.arrival import Added, Kept, Unwanted
+from w5xde.learn.arrival import Added, Kept, Unwanted, Wire, Written
 from w5xde.learn.buffers import POOLED_BYTES_MIN
+from w5xde.learn.codecs.receiver import CodecReceiver
 from w5xde.learn.layout import Vector
 from w5xde.learn.learner import Learner
+from w5xde.messages import Answer
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.peer import Peer
 from w5xde.tree import Span
@@ -25,6 +31,13 @@ from w5xde.tree import Span
 QUICK_SECONDS = 1.0
 # Who takes longer all the same has lost it.
 PATIENCE_SECONDS = 5.0
+
+
+class _Coming(NamedTuple):
+    """How long a body is, and how its numbers lie in it, if not as in a vector."""
+
+    body_bytes: int
+    wire: Wire | None
 
 
 @dataclass(slots=True)
@@ -45,6 +58,7 @@ class Arrivals:
         core: CoordinatorCore,
         learner: Learner,
         actor: Actor,
+        receiver: CodecReceiver,
         allocate: Callable[[int], bytearray | memoryview],
         dispatch: Callable[[ev.Event], None],
         clock: Callable[[], float],
@@ -52,6 +66,8 @@ class Arrivals:
         self._core = core
         self._learner = learner
         self._actor = actor
+        self._receiver = receiver
+        self._blueprint = learner.flat.blueprint
         self._allocate = allocate
         self._dispatch = dispatch
         self._clock = clock
@@ -61,21 +77,23 @@ class Arrivals:
         # How many steps began anew: what was asked about one before is not true any more.
         self._reopened = 0
 
-    def expect(self, peer: Peer, number: int, body_bytes: int, link: float) -> bool:
-        """The vector for this lease is about to come, as it is. False: the peer will be told to go on."""
-        if body_bytes != self._learner.vector_bytes or body_bytes < POOLED_BYTES_MIN or self._actor.inline:
+    def expect(self, peer: Peer, answer: Answer, body_bytes: int, link: float) -> bool:
+        """The vector of this answer is about to come. False: the peer will be told to go on."""
+        wire = self._receiver.singly(answer.codec, body_bytes)
+        if wire is None or self._learner.vector_bytes < POOLED_BYTES_MIN or self._actor.inline:
             return True
-        neighbour = self._neighbour(peer, number)
+        coming = _Coming(body_bytes, None if answer.codec == NONE else wire)
+        neighbour = self._neighbour(peer, answer.lease)
         is_quick = 0 < body_bytes <= QUICK_SECONDS * link and peer.name not in self._spoilers
         if neighbour is None or not is_quick:
-            self._keep(peer, number)
+            self._keep(peer, answer.lease, coming)
             return True
         lease, span = neighbour
         step, reopened = lease.step.index, self._reopened
         peer.is_kept_waiting = True
         self._actor.call(
             lambda: self._learner.neighbour(step, span),
-            lambda vector: self._begin(peer, lease, vector if reopened == self._reopened else None),
+            lambda vector: self._begin(peer, lease, coming, vector if reopened == self._reopened else None),
         )
         return False
 
@@ -88,22 +106,28 @@ class Arrivals:
         span = adding.neighbour_of(lease, self._core.version)
         return None if span is None else (lease, span)
 
-    def _keep(self, peer: Peer, number: int) -> None:
+    def _keep(self, peer: Peer, number: int, coming: _Coming) -> None:
+        gauge = self._learner.gauge
         if self._core.adding.is_needless(number, peer.name):
             peer.arrival = Unwanted()
+            return
+        memory = self._allocate(self._learner.vector_bytes)
+        if coming.wire is None:
+            peer.arrival = Kept(memory, self._blueprint, gauge)
         else:
-            memory = self._allocate(self._learner.vector_bytes)
-            peer.arrival = Kept(memory, self._learner.flat.blueprint, self._learner.gauge)
+            vector = self._learner.vector(torch.frombuffer(memory, dtype=torch.uint8))
+            peer.arrival = Written(vector, self._blueprint, gauge, coming.body_bytes, coming.wire)
 
-    def _begin(self, peer: Peer, lease: Lease, vector: Vector | None) -> None:
+    def _begin(self, peer: Peer, lease: Lease, coming: _Coming, vector: Vector | None) -> None:
         """What the learner had there; anything may have happened since it was asked."""
         peer.is_kept_waiting = False
         if peer.is_gone:
             return
         if vector is None or self._neighbour(peer, lease.id) is None:
-            self._keep(peer, lease.id)
+            self._keep(peer, lease.id, coming)
         else:
-            peer.arrival = Added(vector, self._learner.flat.blueprint, self._learner.gauge)
+            gauge = self._learner.gauge
+            peer.arrival = Added(vector, self._blueprint, gauge, coming.body_bytes, coming.wire)
             self._claims[lease.id] = _Claim(peer, lease, self._clock())
         peer.connection.go_on()
 

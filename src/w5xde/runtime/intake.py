@@ -91,7 +91,9 @@ class Intake:
         self._stepping = stepping
         self._loop = asyncio.get_running_loop()
         self._core = core
-        self.arrivals = Arrivals(core, learner, actor, reception.buffers.take, dispatch, self._loop.time)
+        self.arrivals = Arrivals(
+            core, learner, actor, receiver, reception.buffers.take, dispatch, self._loop.time
+        )
 
     def place_of(self, update: Update) -> tuple[int, ...]:
         """Where an update belongs among others: what is added first comes first."""
@@ -102,9 +104,9 @@ class Intake:
         """An update's body is about to come: whether it may at once, or when the peer is told to go on."""
         given = self._given(peer, update)
         is_one = given is not None and len(given) == len(update.answers) == 1
-        if given is None or not is_one or given[0].losses or given[0].codec != NONE:
+        if given is None or not is_one or given[0].losses or self._length(given[0], 1) != body_bytes:
             return True
-        return self.arrivals.expect(peer, given[0].lease, body_bytes, peer.link(update))
+        return self.arrivals.expect(peer, given[0], body_bytes, peer.link(update))
 
     def broken_off(self, peer: Peer) -> None:
         """The rest of an update will never come."""

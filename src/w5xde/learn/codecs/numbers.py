@@ -113,6 +113,11 @@ class Narrow:
             [(group.count, 2 if group.dtype in _NARROWED else group.dtype.itemsize) for group in groups]
         )
 
+    def singly(self, groups: Sequence[Group]) -> list[tuple[int, torch.dtype]]:
+        """Where each group begins in a packed vector, and as what its numbers lie there."""
+        dtypes = [self._dtype if group.dtype in _NARROWED else group.dtype for group in groups]
+        return [(run.start, dtype) for run, dtype in zip(self.runs(groups), dtypes, strict=True)]
+
     def pack(self, raw: Tensor, groups: Sequence[Group]) -> Tensor:
         runs = self.runs(groups)
         packed = _new_packed(runs)

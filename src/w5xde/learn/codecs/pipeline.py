@@ -75,6 +75,14 @@ class Pipeline:
         packed_bytes = self._packed_bytes(raw_bytes, groups)
         return packed_bytes if self._compressor is None else blocks.bytes_max(packed_bytes)
 
+    def singly(self, groups: Sequence[Group]) -> list[tuple[int, torch.dtype]] | None:
+        """Where each group begins in a body, and as what its numbers come, if each stands for itself."""
+        if self._compressor is not None or self._is_shuffled:
+            return None
+        if self._numbers is None:
+            return [(group.start, group.dtype) for group in groups]
+        return self._numbers.singly(groups) if isinstance(self._numbers, Narrow) else None
+
     def pack(self, raw: Tensor, groups: Sequence[Group]) -> Tensor:
         """The first half of encoding, in which numbers may be rounded; `raw` itself if they are not."""
         return raw if self._numbers is None else self._numbers.pack(raw, groups)

@@ -49,6 +49,12 @@ class CodecReceiver:
                 code="W5-122",
             )
 
+    def singly(self, spec: str, body_bytes: int) -> list[tuple[int, torch.dtype]] | None:
+        """How the numbers of such a body lie, if each stands for itself; None also if it will be refused."""
+        if spec not in self._limits or body_bytes != self._limits[spec]:
+            return None
+        return parse(spec).singly(self._groups)
+
     def decode(self, spec: str, body: memoryview) -> Tensor:
         """The vector's bytes: a view of the body if it came as it is, else in memory of their own."""
         self.check(spec, len(body))
