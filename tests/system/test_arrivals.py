@@ -97,7 +97,7 @@ def test_the_weights_are_those_of_one_node(
 def test_what_comes_in_fewer_bits_is_added_too(watched: type[Watched], tmp_path: Path) -> None:
     result, told = train(tmp_path, compress="bf16")
     assert watched.began > 0
-    assert result["loss"] < 2
+    assert result["loss_last"] < 2
     assert begun_anew(told) == []
 
 

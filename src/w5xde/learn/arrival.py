@@ -8,6 +8,7 @@ is a walk through memory of its own. And what is added at once needs no memory f
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TypeAlias
 
 import torch
@@ -32,27 +33,34 @@ class _Look:
         self._wire = wire or [(group.start, group.dtype) for group in self._groups]
         self._gauge = gauge
         self._square = 0.0
+        self._wide: dict[torch.dtype, Tensor] = {}
 
     @property
     def norm(self) -> float:
         return math.sqrt(self._square)
 
-    def parts(self, piece: Tensor, start: int) -> list[tuple[int, int, Tensor]]:
-        """What the piece holds of each group: (the group, from which number on, the numbers)."""
-        found = []
+    def parts(self, piece: Tensor, start: int) -> Iterator[tuple[int, int, Tensor]]:
+        """What the piece holds of each group, as long as all so far is finite.
+
+        Each is (the group, from which number on, the numbers), and those only until the next is asked for.
+        """
         for i, (group, (begin, dtype)) in enumerate(zip(self._groups, self._wire, strict=True)):
             first = max(start, begin)
             last = min(start + piece.numel(), begin + group.count * dtype.itemsize)
             if first < last:
-                numbers = piece[first - start : last - start].view(dtype).to(group.dtype)
-                found.append((i, (first - begin) // dtype.itemsize, numbers))
-        return found
+                numbers = piece[first - start : last - start].view(dtype)
+                if dtype != group.dtype:
+                    numbers = self._widened(numbers, group.dtype)
+                self._square += self._gauge.square(i, numbers)
+                if self._square == math.inf:
+                    return
+                yield i, (first - begin) // dtype.itemsize, numbers
 
-    def at(self, parts: list[tuple[int, int, Tensor]]) -> bool:
-        """Look at these; whether all so far is finite."""
-        for i, _, numbers in parts:
-            self._square += self._gauge.square(i, numbers)
-        return self._square < math.inf
+    def _widened(self, numbers: Tensor, dtype: torch.dtype) -> Tensor:
+        # Not `to`: a megabyte that is new each time takes longer to be given than to be filled.
+        if dtype not in self._wide:
+            self._wide[dtype] = torch.empty(PIECE_BYTES // 2, dtype=dtype)
+        return self._wide[dtype][: numbers.numel()].copy_(numbers)
 
 
 class Kept:
@@ -78,7 +86,8 @@ class Kept:
         total = len(self.body)
         while self._filled - self._seen >= PIECE_BYTES or self._seen < self._filled == total:
             stop = min(self._seen + PIECE_BYTES, total)
-            self._look.at(self._look.parts(self._raw[self._seen : stop], self._seen))
+            for _ in self._look.parts(self._raw[self._seen : stop], self._seen):
+                pass  # it is where it belongs
             self._seen = stop
 
 
@@ -113,10 +122,8 @@ class Written:
         self._filled += count
         if self._filled < len(self._memory) and self._start + self._filled < self._total:
             return
-        parts = self._look.parts(self._scratch[: self._filled], self._start)
-        if self._look.at(parts):
-            for i, first, numbers in parts:
-                self._put(self._into.parts[i][first : first + numbers.numel()], numbers)
+        for i, first, numbers in self._look.parts(self._scratch[: self._filled], self._start):
+            self._put(self._into.parts[i][first : first + numbers.numel()], numbers)
         self._start += self._filled
         self._filled = 0
 
