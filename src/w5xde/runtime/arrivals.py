@@ -72,8 +72,9 @@ class Arrivals:
         self._dispatch = dispatch
         self._clock = clock
         self._claims: dict[int, _Claim] = {}
-        # Nodes for which a step had to begin anew: they are not trusted with another.
-        self._spoilers: set[str] = set()
+        # Nodes for which a step had to begin anew: they are not trusted with another. By name, and by what
+        # they are known by whatever they call themselves.
+        self._spoilers: set[str | bytes] = set()
         # How many steps began anew: what was asked about one before is not true any more.
         self._reopened = 0
 
@@ -84,8 +85,8 @@ class Arrivals:
             return True
         coming = _Coming(body_bytes, None if answer.codec == NONE else wire)
         neighbour = self._neighbour(peer, answer.lease)
-        is_quick = 0 < body_bytes <= QUICK_SECONDS * link and peer.name not in self._spoilers
-        if neighbour is None or not is_quick:
+        is_trusted = self._spoilers.isdisjoint((peer.name, peer.node_id or peer.name))
+        if neighbour is None or not is_trusted or not 0 < body_bytes <= QUICK_SECONDS * link:
             self._keep(peer, answer.lease, coming)
             return True
         lease, span = neighbour
@@ -162,7 +163,7 @@ class Arrivals:
     def _spoil(self, claim: _Claim, reason: str) -> None:
         if not claim.is_void:
             claim.is_void = True
-            self._spoilers.add(claim.peer.name)
+            self._spoilers |= {claim.peer.name, claim.peer.node_id or claim.peer.name}
             self._dispatch(ev.Spoilt(claim.lease.step.index, reason))
 
     def reopened(self, step: int) -> None:
