@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from w5xde.control import events as ev
+from w5xde.control.adding import Adding
 from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.leases import Lease
 from w5xde.control.plan import Plan
 from w5xde.control.settings import CoreSettings
+from w5xde.robust import Robust
 from w5xde.tree import Span
 
 
@@ -53,6 +56,56 @@ def test_what_will_be_verified_is_seen_alone() -> None:
     pool.answer("n0")
     pool.tell(ev.Verified("n0", pool.leases["n0"].id))
     assert pool.neighbour("n1") is None
+
+
+def test_nothing_is_added_while_somebody_elses_for_the_same_is_verified() -> None:
+    """It may prove right at any moment, and would be added to what is half added."""
+    pool = Pool(2, verify=0.5)
+    pool.core._verification._chosen.clear()
+    pool.answer("n0")
+    held = pool.leases["n1"]
+    pool.core._verification._chosen.add(held.id)
+    pool.answer("n1")
+    copy = replace(held, id=999, node="n0")
+    pool.core.leases.grant(copy)
+    assert pool.core.adding.wanted(999, "n0") == copy
+    assert pool.core.adding.neighbour_of(copy, 0) is None
+
+
+def test_nothing_is_added_where_a_batch_has_failed() -> None:
+    """One more failure may set it aside, and complete the step with what is half added."""
+    pool = Pool(4)
+    pool.answer("n0")
+    assert pool.neighbour("n1") is not None
+    pool.tell(ev.Failed("n3", pool.leases["n3"].id, "it raised"))
+    assert pool.neighbour("n1") is None
+
+
+@pytest.mark.parametrize("settings", [CoreSettings("async"), CoreSettings("sync", robust=Robust(1))])
+def test_only_where_sums_are_exact_and_nobody_looks_at_each(settings: CoreSettings) -> None:
+    pool = Pool(4)
+    pool.answer("n0")
+    core = pool.core
+    adding = Adding(settings, core.mode, core.leases, core._verification, core._judge)
+    assert adding.neighbour_of(pool.leases["n1"], 0) is None
+
+
+def test_a_step_that_was_spoilt_once_is_added_the_old_way_and_remembers_who_failed() -> None:
+    pool = Pool(4)
+    pool.answer("n0")
+    pool.tell(ev.Failed("n1", pool.leases["n1"].id, "not finite", math.inf))
+    pool.tell(ev.Spoilt(0, "what n1 gave is not finite"))
+    (work,) = pool.core.mode.open_works
+    assert work.failures[Span(1, 2)] == ["n1"]
+    pool = Pool(4)
+    pool.tell(ev.Spoilt(0, "n3 went"))
+    for node in ("n0", "n1", "n2", "n3"):
+        pool.tell(ev.Dropped(node, pool.leases[node].id))
+    for node in list(pool.leases):
+        if pool.leases[node].span == Span(0, 1):
+            pool.answer(node)
+    holder = next(node for node, lease in pool.leases.items() if lease.span == Span(1, 2))
+    assert pool.neighbour(holder) is None
 
 
 def test_a_step_with_a_doubt_is_added_the_old_way() -> None:

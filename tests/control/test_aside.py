@@ -73,3 +73,23 @@ def test_what_failed_on_a_node_is_not_copied_to_it_while_others_have_not_tried()
                 copied.append(effect.leases[0].span)
                 told += core.handle(ev.Answered("a", [effect.leases[0].id], 0.1), float(now))
     assert (first.span, copied) == (Span(0, 1), [Span(1, 2)])
+
+
+def test_a_batch_that_failed_does_not_wait_for_ever_for_somebody_who_is_stuck() -> None:
+    """It beats, but it never answers: whoever is there does its batch, and tries the other one again."""
+    plan = Plan(step_batches=4, epoch_limit=2, step_limit=None, samples=4, batch_size=1)
+    core = CoordinatorCore(plan, CoreSettings("sync"))
+    lent = core.handle(ev.Joined("a"), 0.0) + core.handle(ev.Joined("stuck"), 0.0)
+    first = next(e.leases[0] for e in lent if isinstance(e, ev.Assign) and e.node == "a")
+    told = core.handle(ev.Failed("a", first.id, "out of memory"), 0.0)
+    for tick in range(1, 1200):
+        now = tick / 10
+        for effect in told:
+            if isinstance(effect, ev.Assign) and effect.node == "a":
+                told += core.handle(ev.Answered("a", [lease.id for lease in effect.leases], 0.1), now)
+            elif isinstance(effect, ev.Step):
+                told += core.handle(ev.Stepped([effect.plan.index]), now)
+        for name in ("a", "stuck"):
+            core.members.heard(name, now)
+        told = core.handle(ev.Ticked(), now)
+    assert core.version == 2

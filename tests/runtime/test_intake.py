@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from w5xde.control import events as ev
+from w5xde.learn.arrival import Unwanted
 from w5xde.learn.layout import Vector
 from w5xde.learn.learner import Contribution
-from w5xde.messages import Answer
+from w5xde.messages import Answer, Update
 from w5xde.runtime.intake import Intake, Took, _fits
 
 
@@ -29,6 +31,12 @@ class Kept:
 
 class Unclaimed:
     """Nothing is being added."""
+
+    def __init__(self) -> None:
+        self.distrusted: list[str] = []
+
+    def distrust(self, node: str) -> None:
+        self.distrusted.append(node)
 
     def is_claimed(self, lease: int) -> bool:
         return False
@@ -109,3 +117,18 @@ def test_nothing_is_taken_for_a_place_where_something_is_being_added() -> None:
     intake._answered("a", [Answer(7)], [(NOTHING, 1.0)], Took(0.1, 0.1, 1.0))
     assert kept.leases == []
     assert told == [ev.Dropped("a", 7)]
+
+
+def test_an_update_is_not_taken_for_another_that_is_about_to_come() -> None:
+    """Its memory has not been filled, and nobody has looked at what lies there."""
+    intake, kept, told = bare()
+    turned_out: list[str] = []
+    intake._learner = SimpleNamespace(trained=frozenset(), vector_bytes=8)  # type: ignore[assignment]
+    intake._reception = SimpleNamespace(  # type: ignore[assignment]
+        turn_out=lambda peer, reason, abruptly: turned_out.append(reason)
+    )
+    said, coming = Update(0, [Answer(7)]), Update(0, [Answer(7)])
+    peer: Any = SimpleNamespace(works=[({7: 0}, 1, 0.0)], arrival=Unwanted(), arrival_of=coming)
+    intake.updated(peer, said, bytearray())
+    assert (kept.leases, told) == ([], [])
+    assert turned_out == ["its answer does not fit what it was lent"]

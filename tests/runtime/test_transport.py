@@ -202,3 +202,26 @@ def test_without_the_shorter_road_a_node_comes_by_tcp() -> None:
         await asyncio.wait_for(coordinator.lost.wait(), 5)
 
     asyncio.run(story())
+
+
+def test_what_came_before_a_body_is_heard_before_the_body_is_let_in() -> None:
+    """Or what is said first could be taken for what is about to come."""
+    order: list[str] = []
+
+    def admit(connection: Connection, message: Message, body_bytes: int) -> bool:
+        order.append("admitted")
+        return True
+
+    owner = Owner(
+        opened=lambda connection: None,
+        heard=lambda connection, message, body: order.append("heard"),
+        lost=lambda connection, reason: None,
+        alive=lambda: None,
+        admit=admit,
+    )
+    connection = Connection(NODE, owner, Limits(1 << 20, LARGE))
+    connection.session.state = WORKING
+    data = encode(Beat()) + encode(Params(1, whole=False), LARGE)
+    connection.get_buffer(-1)[: len(data)] = data
+    connection.buffer_updated(len(data))
+    assert order == ["heard", "admitted"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from w5xde.control.judge import Judge
 from w5xde.control.leases import Lease, Leases
 from w5xde.control.modes import Mode
+from w5xde.control.settings import CoreSettings
 from w5xde.control.verification import Verification
 from w5xde.tree import Span, sibling
 
@@ -17,7 +18,11 @@ from w5xde.tree import Span, sibling
 class Adding:
     """Says what becomes of an answer that begins to arrive."""
 
-    def __init__(self, mode: Mode, leases: Leases, verification: Verification, judge: Judge) -> None:
+    def __init__(
+        self, settings: CoreSettings, mode: Mode, leases: Leases, verification: Verification, judge: Judge
+    ) -> None:
+        # In async mode buffers of older versions are weighted when they are added; with --robust nothing is.
+        self._is_on = settings.mode == "sync" and settings.robust is None
         self._mode = mode
         self._leases = leases
         self._verification = verification
@@ -37,11 +42,19 @@ class Adding:
     def neighbour_of(self, lease: Lease, version: int) -> Span | None:
         """What its answer will be added to, if that is there and the answer need not be seen alone."""
         step = lease.step
-        if step.apart or step.count == 1 or lease.version != version or self._judge.doubts(step.index):
+        work = next((work for work in self._mode.open_works if work.plan.index == step.index), None)
+        if not self._is_on or work is None or step.count == 1 or lease.version != version:
             return None
-        if self._verification.holds_back(lease.id):
+        # What failed once may be set aside, and what was doubted or spoilt once may be so again.
+        if work.failures or work.was_spoilt or self._judge.doubts(step.index):
+            return None
+        # Its own answer, or another for the same batches, may be found right or wrong at any moment.
+        if any(
+            self._verification.holds_back(each.id)
+            for each in self._leases.of_step(step.index)
+            if each.span.holds(lease.span) or lease.span.holds(each.span)
+        ):
             return None
         above = sibling(lease.span, step.count)
-        works = [work for work in self._mode.open_works if work.plan.index == step.index]
         # What was set aside is there too, with nothing in it.
-        return above[1] if above is not None and works and works[0].tree.get(above[1]) else None
+        return above[1] if above is not None and work.tree.get(above[1]) else None

@@ -59,7 +59,7 @@ class CoordinatorCore:
         self._failures = Failures(self.mode, self.members, self.leases, self.tally, self._judge)
         self._verification = Verification(settings.verify, chance, self.leases)
         self._amends = Amends(self.mode, self.leases, self.tally, self._verification)
-        self.adding = Adding(self.mode, self.leases, self._verification, self._judge)
+        self.adding = Adding(settings, self.mode, self.leases, self._verification, self._judge)
         # Steps that were undone once.
         self._undone: set[int] = set()
         # To be said as soon as somebody listens.

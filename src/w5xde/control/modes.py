@@ -24,6 +24,8 @@ LEASE_SECONDS_MIN = 0.002
 COPY_FACTOR = 1.5
 COPY_MARGIN_SECONDS = 0.005
 OVERDUE_SECONDS_MIN = 0.05
+# Who is so much later than expected may be stuck: what failed elsewhere does not wait for it.
+STUCK_SECONDS = 10.0
 # Nodes slower than this many times the pool's mean are asked whether they would finish in time.
 SLOW_FACTOR = 2.0
 # Spans are powers of two: a share this little short of the next one is rounded up to it.
@@ -199,6 +201,7 @@ class Sync(Mode):
         seconds = [(m.free_at, self.members.expected_batch_seconds(m)) for m in working]
         pool_rate = sum(1.0 / each for _, each in seconds if each)
         busy = sum(max(0.0, free_at - now) / each for free_at, each in seconds if each)
+        able = self._able(now) if work.failures else self.members
         for held in range(1 if self._is_large else WINDOW_LEASES):
             for member in ordered:
                 if not work.free:
@@ -210,17 +213,22 @@ class Sync(Mode):
                 share = self._fair_share(
                     member, (work.free_batches + busy) / pool_rate if pool_rate else 0.0, now
                 )
-                span = work.carve(member.name, share, self.members)
+                span = work.carve(member.name, share, able)
                 if span is not None:
                     busy += span.count
                     found.append([self.lend(member, work, span, version, now)])
-        if not work.free:
+        # What failed and is for somebody else, who is busy, must not keep what is late from being copied.
+        if not work.free or (work.failures and not found):
             idle = [member for member in candidates if not member.pending]
             for member in idle:
                 copy = self._worth_copying(member, len(idle), work, now, in_turn=member in ordered)
                 if copy is not None:
                     found.append([self.lend(member, work, copy, version, now)])
         return found
+
+    def _able(self, now: float) -> list[Member]:
+        """Who may be waited for: not who beats, and is long overdue with what it holds."""
+        return [m for m in self.members if not m.pending or now - m.free_at <= STUCK_SECONDS]
 
     @staticmethod
     def _fair_share(member: Member, together: float, now: float) -> int:

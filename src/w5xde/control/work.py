@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 
 from w5xde.control.leases import Lease
-from w5xde.control.members import Members
+from w5xde.control.members import Member, Members
 from w5xde.control.plan import StepPlan
 from w5xde.tree import PairwiseTree, Span, halves
 
@@ -33,6 +33,8 @@ class StepWork:
         # Spans that failed, and on which nodes; afterwards batches are lent one by one to find the culprit.
         self.failures: dict[Span, list[str]] = {}
         self.returned: set[Span] = set()
+        # It began anew because something was added to it by half.
+        self.was_spoilt = False
         # Of a stretch: the version that all that is in was computed on, or less by what comes before it.
         self.oldest = sys.maxsize
 
@@ -46,8 +48,11 @@ class StepWork:
         work.give_back(Span(0, plan.count), ())
         return work
 
-    def carve(self, node: str, want: int, members: Members) -> Span | None:
-        """Take an aligned span of at most `want` batches from what is free, lowest first."""
+    def carve(self, node: str, want: int, members: Iterable[Member]) -> Span | None:
+        """Take an aligned span of at most `want` batches from what is free, lowest first.
+
+        Not one that failed there and is for somebody else of these `members` to try.
+        """
         want = 1 if self.failures else max(1, want)
         for at, candidate in enumerate(self.free):
             if self.is_for_others(node, candidate, members):
@@ -62,7 +67,7 @@ class StepWork:
             return span
         return None
 
-    def is_for_others(self, node: str, span: Span, members: Members, holder: str = "") -> bool:
+    def is_for_others(self, node: str, span: Span, members: Iterable[Member], holder: str = "") -> bool:
         """Whether the span failed here, and less often on somebody else who is there and does not hold it."""
         tried = self.failures.get(span, ())
         here = tried.count(node) if node in tried else 0

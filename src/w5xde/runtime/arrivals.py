@@ -17,6 +17,7 @@ from w5xde.compression import NONE
 from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.leases import Lease
+from w5xde.control.members import STALL_SECONDS
 from w5xde.learn.arrival import Added, Kept, Unwanted, Wire, Written
 from w5xde.learn.buffers import POOLED_BYTES_MIN
 from w5xde.learn.codecs.receiver import CodecReceiver
@@ -71,6 +72,7 @@ class Arrivals:
         self._allocate = allocate
         self._dispatch = dispatch
         self._clock = clock
+        self._ticked_at = clock()
         self._claims: dict[int, _Claim] = {}
         # Nodes for which a step had to begin anew: they are not trusted with another. By name, and by what
         # they are known by whatever they call themselves.
@@ -154,10 +156,18 @@ class Arrivals:
             del self._claims[claim.lease.id]
             self._spoil(claim, f"{peer.name} went while what it gave was being added")
 
+    def distrust(self, node: str) -> None:
+        """What this node gave had to be added in vain."""
+        self._spoilers.add(node)
+
     def tick(self) -> None:
         """Give up what comes too slowly: somebody else may have it meanwhile."""
+        before, self._ticked_at = self._ticked_at, self._clock()
+        stood_still = max(0.0, self._ticked_at - before - STALL_SECONDS)
         for claim in list(self._claims.values()):
-            if self._clock() - claim.since > PATIENCE_SECONDS:
+            # What came while it was we who stood still has not even been read.
+            claim.since += stood_still
+            if self._ticked_at - claim.since > PATIENCE_SECONDS:
                 self._spoil(claim, f"what {claim.peer.name} gave came too slowly")
 
     def _spoil(self, claim: _Claim, reason: str) -> None:

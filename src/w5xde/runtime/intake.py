@@ -106,6 +106,7 @@ class Intake:
         is_one = given is not None and len(given) == len(update.answers) == 1
         if given is None or not is_one or given[0].losses or self._length(given[0], 1) != body_bytes:
             return True
+        peer.arrival_of = update
         return self.arrivals.expect(peer, given[0], body_bytes, peer.link(update))
 
     def broken_off(self, peer: Peer) -> None:
@@ -123,7 +124,8 @@ class Intake:
 
     def updated(self, peer: Peer, update: Update, body: Body) -> None:
         given = self._given(peer, update)
-        if given is None:
+        is_other = peer.arrival is not None and peer.arrival_of is not update
+        if given is None or is_other:
             self._reception.turn_out(peer, UNFIT, abruptly=True)
             return
         arrival, peer.arrival = peer.arrival, None
@@ -190,7 +192,7 @@ class Intake:
         elif self._core.adding.is_needless(lease, node):
             self._dispatch(ev.Answered(node, [lease], *took, norms=[arrival.norm]))
         else:
-            # Nobody wanted it when it came, or what it was added to was lost; but now it is wanted.
+            # What is of no use to us is wanted: so it is lent again.
             self._dispatch(ev.Dropped(node, lease))
 
     def _checked(
@@ -238,6 +240,7 @@ class Intake:
                 what = "its gradient is not finite" if norm == math.inf else f"its loss is {wild[0]:g}"
                 others.append(ev.Failed(node, answer.lease, what, math.inf))
                 if added_in is not None:
+                    self.arrivals.distrust(node)
                     others.append(ev.Spoilt(added_in, f"what {node} gave is not finite"))
         if self._stepping.takes_many and usable:
             self._dispatch(ev.Answered(node, list(usable), *took, norms=list(usable.values())))
@@ -250,6 +253,7 @@ class Intake:
     def reject(self, effect: ev.Reject) -> None:
         for given in self._stepping.forget(effect.lease):
             if given.added_in is not None:
+                self.arrivals.distrust(effect.node)
                 self._dispatch(ev.Spoilt(given.added_in, f"what {effect.node} gave is refused"))
         peer = self._reception.get(effect.node)
         if peer is not None:

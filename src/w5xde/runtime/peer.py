@@ -65,8 +65,9 @@ class Peer:
     heard_at: float = 0.0
     answered_at: float = 0.0
     frame_vectors: int = 1
-    # Where the large update goes that is arriving; and whether we let it wait before we say so.
+    # Where the large update goes that is arriving, and which that is; and whether we let it wait before.
     arrival: Arrival | None = None
+    arrival_of: Update | None = None
     is_kept_waiting: bool = False
     # What of its traffic has been told.
     told_sent: int = 0

@@ -165,7 +165,7 @@ class Reception:
             visit.over()
             # Who looks at our certificate goes without a word, and so does who looks for open ports.
             self.part(peer, reason if connection.bytes_received else "")
-            if peer.arrival is not None:
+            if peer.arrival is not None and not self._is_closing:
                 self._host.intake.broken_off(peer)
             self._open -= 1
             if not self._open:

@@ -132,31 +132,33 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.alive()
         try:
             frames = self._decoder.buffer_updated(nbytes)
-            if self._body_since is not None or self._decoder.is_in_body:
-                self._measure()
+            if self._body_since is not None and not self._decoder.is_in_body:
+                self._body_ended(*self._body_since)
             for message, body in frames:
                 if self.session.hear(message, len(body)):
                     self._owner.heard(self, message, body)
+            # Not before what came first was heard: what the body is for may depend on that.
+            if self._body_since is None and self._decoder.is_in_body:
+                self._body_began()
         except RemoteProtocolError as error:
             self._reason, self.fault = error.what, error.code
             self.abort()
 
-    def _measure(self) -> None:
-        """A body has begun to arrive, goes on, or is complete."""
+    def _body_began(self) -> None:
+        self._body_since = (time.perf_counter(), self.bytes_received)
+        arriving = self._decoder.arriving
+        admit = self._owner.admit
+        if admit is not None and arriving is not None and not admit(self, *arriving):
+            self._pause_reading()
+
+    def _body_ended(self, then: float, before: int) -> None:
+        """A body is complete that began at this time, after so many bytes."""
         now = time.perf_counter()
-        if self._body_since is not None and not self._decoder.is_in_body:
-            then, before = self._body_since
-            self._body_since = None
-            self.seconds_receiving += now - then
-            if self.bytes_received - before >= MEASURED_BYTES_MIN and now > then:
-                rate = (self.bytes_received - before) / (now - then)
-                self.link += (_NEWEST if self.link else 1.0) * (rate - self.link)
-        elif self._body_since is None:
-            self._body_since = (now, self.bytes_received)
-            arriving = self._decoder.arriving
-            admit = self._owner.admit
-            if admit is not None and arriving is not None and not admit(self, *arriving):
-                self._pause_reading()
+        self._body_since = None
+        self.seconds_receiving += now - then
+        if self.bytes_received - before >= MEASURED_BYTES_MIN and now > then:
+            rate = (self.bytes_received - before) / (now - then)
+            self.link += (_NEWEST if self.link else 1.0) * (rate - self.link)
 
     def _pause_reading(self) -> None:
         if self._transport is not None:
