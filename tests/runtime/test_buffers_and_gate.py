@@ -16,7 +16,7 @@ from tests.runtime.test_transport import pair
 from w5xde.learn.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.messages import Answer, Beat, Params, Update
 from w5xde.protocol.wire import encode
-from w5xde.runtime.gate import PATIENCE_SECONDS, WAIT_SECONDS_MAX, Gate
+from w5xde.runtime.gate import PATIENCE_SECONDS, PATIENCE_SECONDS_MAX, WAIT_SECONDS_MAX, Gate
 from w5xde.runtime.transport import Connection
 
 
@@ -203,3 +203,18 @@ def test_an_update_without_a_body_may_come_in_one_read_with_a_large_one() -> Non
         await asyncio.wait_for(coordinator.lost.wait(), 5)
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "patience"),
+    [(0.01, PATIENCE_SECONDS), (0.2, 0.6), (0.9, PATIENCE_SECONDS_MAX), (1.1, PATIENCE_SECONDS)],
+)
+def test_a_link_that_is_known_to_be_quick_is_waited_for_longer(seconds: float, patience: float) -> None:
+    gate = Gate()
+    first, second = doors(2)
+    assert gate.ask(first, (0, 0), POOLED_BYTES_MIN, 0.0, POOLED_BYTES_MIN / seconds)
+    assert not gate.ask(second, (0, 1), POOLED_BYTES_MIN, 0.0)
+    gate.tick(patience - 0.01)
+    assert not second.goes_on
+    gate.tick(patience + 0.01)
+    assert second.goes_on

@@ -56,8 +56,10 @@ class Gate:
         """
         if body_bytes < POOLED_BYTES_MIN:
             return True
-        seconds = PATIENCE_FACTOR * body_bytes / link if link else 0.0
-        patience = max(PATIENCE_SECONDS, seconds if seconds <= PATIENCE_SECONDS_MAX else 0.0)
+        seconds = body_bytes / link if link else math.inf
+        patience = PATIENCE_SECONDS
+        if seconds <= PATIENCE_SECONDS_MAX:
+            patience = max(patience, min(PATIENCE_FACTOR * seconds, PATIENCE_SECONDS_MAX))
         if self._is_free(now) and self._has_room(body_bytes):
             self._arriving[connection] = (now + patience, body_bytes)
             return True
