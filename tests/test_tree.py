@@ -150,3 +150,11 @@ def test_every_batch_has_a_seed_of_its_own_in_63_bits() -> None:
     seeds = [batch_seed(run, epoch, batch) for run in range(4) for epoch in range(8) for batch in range(32)]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_aligned_spans_that_meet_hold_one_another():
+    aligned = [Span(i, j) for i in range(11) for j in range(i + 1, 12) if is_aligned(Span(i, j), 11)]
+    assert len(aligned) == 2 * 11 - 1
+    for one in aligned:
+        for other in aligned:
+            assert one.meets(other) == (one.holds(other) or other.holds(one))

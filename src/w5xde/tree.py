@@ -31,6 +31,10 @@ class Span(NamedTuple):
     def holds(self, other: Span) -> bool:
         return self.start <= other.start and other.stop <= self.stop
 
+    def meets(self, other: Span) -> bool:
+        """Whether both have a batch in common; of two aligned spans one then holds the other."""
+        return self.start < other.stop and other.start < self.stop
+
 
 def halves(span: Span) -> tuple[Span, Span]:
     """The two children of an aligned span of at least two batches."""

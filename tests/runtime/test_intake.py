@@ -32,11 +32,11 @@ class Kept:
 class Unclaimed:
     """Nothing is being added."""
 
-    def __init__(self) -> None:
-        self.distrusted: list[str] = []
+    def __init__(self, told: list[ev.Event]) -> None:
+        self._told = told
 
-    def distrust(self, node: str) -> None:
-        self.distrusted.append(node)
+    def spoil(self, node: str, step: int, reason: str) -> None:
+        self._told.append(ev.Spoilt(step, reason))
 
     def is_claimed(self, lease: int) -> bool:
         return False
@@ -48,7 +48,7 @@ def test_a_stretch_with_a_loss_that_is_no_number_is_refused(wild: float, place: 
     told: list[ev.Event] = []
     intake, kept = Intake.__new__(Intake), Kept()
     intake._stepping, intake._dispatch = kept, told.append  # type: ignore[assignment]
-    intake.arrivals = Unclaimed()  # type: ignore[assignment]
+    intake.arrivals = Unclaimed(told)  # type: ignore[assignment]
     losses = [1.0, 1.0, 1.0]
     losses[place] = wild
     vector = Vector(torch.zeros(0, dtype=torch.uint8), [])
@@ -80,7 +80,7 @@ def bare(*, claimed: bool = False) -> tuple[Intake, Kept, list[ev.Event]]:
     told: list[ev.Event] = []
     intake, kept = Intake.__new__(Intake), Kept()
     intake._stepping, intake._dispatch = kept, told.append  # type: ignore[assignment]
-    intake.arrivals = Unclaimed()  # type: ignore[assignment]
+    intake.arrivals = Unclaimed(told)  # type: ignore[assignment]
     intake.arrivals.is_claimed = lambda lease: claimed  # type: ignore[method-assign]
     return intake, kept, told
 

@@ -52,7 +52,7 @@ class Adding:
         if any(
             self._verification.holds_back(each.id)
             for each in self._leases.of_step(step.index)
-            if each.span.holds(lease.span) or lease.span.holds(each.span)
+            if each.span.meets(lease.span)
         ):
             return None
         above = sibling(lease.span, step.count)

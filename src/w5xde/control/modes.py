@@ -300,7 +300,7 @@ class Sync(Mode):
         for span in spans:
             if work.tree.covers(span) or work.is_for_others(member.name, span, self.members, lease.node):
                 continue
-            holders = sum(1 for other in outstanding if other.span.holds(span) or span.holds(other.span))
+            holders = sum(1 for other in outstanding if other.span.meets(span))
             if holders < 2:
                 return span
         return None

@@ -25,8 +25,8 @@ PIECE_BYTES = 1024 * 1024
 Wire: TypeAlias = list[tuple[int, torch.dtype]]
 
 
-class _Look:
-    """Finds out, piece by piece, how large an update is."""
+class _Looked:
+    """An update of which it is found out, piece by piece, how large it is."""
 
     def __init__(self, blueprint: Blueprint, gauge: Gauge, wire: Wire | None = None) -> None:
         self._groups = blueprint.moving_groups
@@ -39,7 +39,7 @@ class _Look:
     def norm(self) -> float:
         return math.sqrt(self._square)
 
-    def parts(self, piece: Tensor, start: int) -> Iterator[tuple[int, int, Tensor]]:
+    def _parts(self, piece: Tensor, start: int) -> Iterator[tuple[int, int, Tensor]]:
         """What the piece holds of each group, as long as all so far is finite.
 
         Each is (the group, from which number on, the numbers), and those only until the next is asked for.
@@ -63,20 +63,16 @@ class _Look:
         return self._wide[dtype][: numbers.numel()].copy_(numbers)
 
 
-class Kept:
+class Kept(_Looked):
     """An update that comes as it is, straight to memory of its own."""
 
     def __init__(self, memory: bytearray | memoryview, blueprint: Blueprint, gauge: Gauge) -> None:
+        super().__init__(blueprint, gauge)
         self._raw = torch.frombuffer(memory, dtype=torch.uint8)
         self.vector: Vector | None = Vector.over(self._raw, blueprint)
         self.body = memory
-        self._look = _Look(blueprint, gauge)
         self._filled = 0
         self._seen = 0
-
-    @property
-    def norm(self) -> float:
-        return self._look.norm
 
     def get_buffer(self) -> memoryview:
         return memoryview(self.body)[self._filled :]
@@ -86,21 +82,21 @@ class Kept:
         total = len(self.body)
         while self._filled - self._seen >= PIECE_BYTES or self._seen < self._filled == total:
             stop = min(self._seen + PIECE_BYTES, total)
-            for _ in self._look.parts(self._raw[self._seen : stop], self._seen):
+            for _ in self._parts(self._raw[self._seen : stop], self._seen):
                 pass  # it is where it belongs
             self._seen = stop
 
 
-class Written:
-    """An update that comes in other numbers than the vector's, and is written into it while it comes."""
+class Written(_Looked):
+    """An update whose numbers are written into a vector while they come, whatever they come as."""
 
     def __init__(
         self, into: Vector, blueprint: Blueprint, gauge: Gauge, total: int, wire: Wire | None = None
     ) -> None:
         """So many bytes will come."""
+        super().__init__(blueprint, gauge, wire)
         self.vector: Vector | None = into
         self.body = bytearray()
-        self._look = _Look(blueprint, gauge, wire)
         self._into = into
         self._total = total
         # Numbers that are narrower on their way become wider here.
@@ -111,10 +107,6 @@ class Written:
         self._start = 0
         self._filled = 0
 
-    @property
-    def norm(self) -> float:
-        return self._look.norm
-
     def get_buffer(self) -> memoryview:
         return self._memory[self._filled : self._total - self._start]
 
@@ -122,7 +114,7 @@ class Written:
         self._filled += count
         if self._filled < len(self._memory) and self._start + self._filled < self._total:
             return
-        for i, first, numbers in self._look.parts(self._scratch[: self._filled], self._start):
+        for i, first, numbers in self._parts(self._scratch[: self._filled], self._start):
             self._put(self._into.parts[i][first : first + numbers.numel()], numbers)
         self._start += self._filled
         self._filled = 0

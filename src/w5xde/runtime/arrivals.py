@@ -140,7 +140,7 @@ class Arrivals:
         return lease is not None and any(
             not claim.is_void
             and claim.lease.step.index == lease.step.index
-            and (claim.lease.span.holds(lease.span) or lease.span.holds(claim.lease.span))
+            and claim.lease.span.meets(lease.span)
             for claim in self._claims.values()
         )
 
@@ -154,11 +154,7 @@ class Arrivals:
         peer.arrival = None
         for claim in [claim for claim in self._claims.values() if claim.peer is peer]:
             del self._claims[claim.lease.id]
-            self._spoil(claim, f"{peer.name} went while what it gave was being added")
-
-    def distrust(self, node: str) -> None:
-        """What this node gave had to be added in vain."""
-        self._spoilers.add(node)
+            self._give_up(claim, f"{peer.name} went while what it gave was being added")
 
     def tick(self) -> None:
         """Give up what comes too slowly: somebody else may have it meanwhile."""
@@ -168,13 +164,18 @@ class Arrivals:
             # What came while it was we who stood still has not even been read.
             claim.since += stood_still
             if self._ticked_at - claim.since > PATIENCE_SECONDS:
-                self._spoil(claim, f"what {claim.peer.name} gave came too slowly")
+                self._give_up(claim, f"what {claim.peer.name} gave came too slowly")
 
-    def _spoil(self, claim: _Claim, reason: str) -> None:
+    def _give_up(self, claim: _Claim, reason: str) -> None:
         if not claim.is_void:
             claim.is_void = True
-            self._spoilers |= {claim.peer.name, claim.peer.node_id or claim.peer.name}
-            self._dispatch(ev.Spoilt(claim.lease.step.index, reason))
+            self._spoilers.add(claim.peer.node_id or claim.peer.name)
+            self.spoil(claim.peer.name, claim.lease.step.index, reason)
+
+    def spoil(self, node: str, step: int, reason: str) -> None:
+        """What this node gave was added in vain: the step begins anew, and the node is not trusted again."""
+        self._spoilers.add(node)
+        self._dispatch(ev.Spoilt(step, reason))
 
     def reopened(self, step: int) -> None:
         """The step begins anew: what is being added to what was there of it is lost."""

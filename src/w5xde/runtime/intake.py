@@ -218,6 +218,7 @@ class Intake:
         arrived = iter(checked)
         usable: dict[int, float] = {}
         others: list[ev.Event] = []
+        spoilt: int | None = None
         for answer in answers:
             if answer.dropped:
                 others.append(ev.Dropped(node, answer.lease))
@@ -239,9 +240,7 @@ class Intake:
             else:
                 what = "its gradient is not finite" if norm == math.inf else f"its loss is {wild[0]:g}"
                 others.append(ev.Failed(node, answer.lease, what, math.inf))
-                if added_in is not None:
-                    self.arrivals.distrust(node)
-                    others.append(ev.Spoilt(added_in, f"what {node} gave is not finite"))
+                spoilt = added_in
         if self._stepping.takes_many and usable:
             self._dispatch(ev.Answered(node, list(usable), *took, norms=list(usable.values())))
         else:
@@ -249,12 +248,13 @@ class Intake:
                 self._dispatch(ev.Answered(node, [lease], *took, norms=[norm]))
         for event in others:
             self._dispatch(event)
+        if spoilt is not None:
+            self.arrivals.spoil(node, spoilt, f"what {node} gave is not finite")
 
     def reject(self, effect: ev.Reject) -> None:
         for given in self._stepping.forget(effect.lease):
             if given.added_in is not None:
-                self.arrivals.distrust(effect.node)
-                self._dispatch(ev.Spoilt(given.added_in, f"what {effect.node} gave is refused"))
+                self.arrivals.spoil(effect.node, given.added_in, f"what {effect.node} gave is refused")
         peer = self._reception.get(effect.node)
         if peer is not None:
             peer.connection.send(Rejected(effect.lease, effect.reason[:4000]))
