@@ -225,3 +225,16 @@ def test_what_came_before_a_body_is_heard_before_the_body_is_let_in() -> None:
     connection.get_buffer(-1)[: len(data)] = data
     connection.buffer_updated(len(data))
     assert order == ["heard", "admitted"]
+
+
+def test_a_reset_is_told_in_words() -> None:
+    reasons: list[str] = []
+    owner = Owner(
+        opened=lambda connection: None,
+        heard=lambda connection, message, body: None,
+        lost=lambda connection, reason: reasons.append(reason),
+        alive=lambda: None,
+    )
+    Connection(NODE, owner).connection_lost(ConnectionResetError(104, "Connection reset by peer"))
+    Connection(NODE, owner).connection_lost(None)
+    assert reasons == ["the connection closed (Connection reset by peer)", "the connection closed"]

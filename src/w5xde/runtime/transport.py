@@ -196,7 +196,11 @@ class Connection(asyncio.BufferedProtocol):
         self._unsent.clear()
         for sent in unsent:
             sent()
-        self._owner.lost(self, self._reason or (str(exc) if exc else "the connection closed"))
+        reason = str(exc) if exc else "the connection closed"
+        if isinstance(exc, ConnectionError):
+            # A reset: whoever turned us away was gone before its words were read. Not a number for people.
+            reason = f"the connection closed ({exc.strerror or exc})"
+        self._owner.lost(self, self._reason or reason)
 
     # --- our side ---------------------------------------------------------------------------------
 
