@@ -74,15 +74,39 @@ MAY_IMPORT_BY_NAME = {"w5xde", "w5xde.learn.job", "w5xde.bench.ray_peer", "w5xde
 EXECUTING = {"eval", "exec", "compile", "__import__"}
 # Whoever reads what a peer or a file says: no name in it may become an attribute's.
 READERS = (
-    "w5xde.protocol", "w5xde.messages", "w5xde.runs", "w5xde.compression", "w5xde.learn.codecs",
-    "w5xde.learn.payload", "w5xde.learn.layout", "w5xde.learn.checkpoint", "w5xde.learn.enrol",
-    "w5xde.runtime.auditing", "w5xde.runtime.disk", "w5xde.runtime.export", "w5xde.runtime.intake",
-    "w5xde.runtime.ledger", "w5xde.runtime.lock", "w5xde.runtime.node", "w5xde.runtime.reception",
-    "w5xde.runtime.restore", "w5xde.runtime.seal", "w5xde.runtime.steplog", "w5xde.runtime.store",
-    "w5xde.runtime.transport", "w5xde.runtime.workbench", "w5xde.control",
-    "w5xde.runtime.tickets", "w5xde.runtime.credentials", "w5xde.runtime.passes", "w5xde.runtime.private",
-    "w5xde.runtime.entry", "w5xde.runtime.door", "w5xde.runtime.route", "w5xde.runtime.peer",
-)  # fmt: skip
+    "w5xde.protocol",
+    "w5xde.messages",
+    "w5xde.runs",
+    "w5xde.compression",
+    "w5xde.learn.codecs",
+    "w5xde.learn.payload",
+    "w5xde.learn.layout",
+    "w5xde.learn.checkpoint",
+    "w5xde.learn.enrol",
+    "w5xde.runtime.auditing",
+    "w5xde.runtime.disk",
+    "w5xde.runtime.export",
+    "w5xde.runtime.intake",
+    "w5xde.runtime.ledger",
+    "w5xde.runtime.lock",
+    "w5xde.runtime.node",
+    "w5xde.runtime.reception",
+    "w5xde.runtime.restore",
+    "w5xde.runtime.seal",
+    "w5xde.runtime.steplog",
+    "w5xde.runtime.store",
+    "w5xde.runtime.transport",
+    "w5xde.runtime.workbench",
+    "w5xde.control",
+    "w5xde.runtime.tickets",
+    "w5xde.runtime.credentials",
+    "w5xde.runtime.passes",
+    "w5xde.runtime.private",
+    "w5xde.runtime.entry",
+    "w5xde.runtime.door",
+    "w5xde.runtime.route",
+    "w5xde.runtime.peer",
+)
 
 
 @dataclass(frozen=True)
