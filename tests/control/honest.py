@@ -14,11 +14,11 @@ from typing import Any
 
 from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore
-from w5xde.control.cut import Cut
-from w5xde.control.leases import Lease
-from w5xde.control.ledger import Record, Scribe
-from w5xde.control.plan import Plan
+from w5xde.control.ledger_records import Record, Scribe
 from w5xde.control.settings import CoreSettings
+from w5xde.control.steps.cut import Cut
+from w5xde.control.steps.leases import Lease
+from w5xde.control.steps.plan import Plan
 from w5xde.runtime.restore import Replayed, Restored
 
 BATCH_SECONDS = 0.1

@@ -10,9 +10,9 @@ import pytest
 from w5xde.control import events as ev
 from w5xde.control.adding import Adding
 from w5xde.control.coordinator import CoordinatorCore
-from w5xde.control.leases import Lease
-from w5xde.control.plan import Plan
 from w5xde.control.settings import CoreSettings
+from w5xde.control.steps.leases import Lease
+from w5xde.control.steps.plan import Plan
 from w5xde.robust import Robust
 from w5xde.tree import Span
 

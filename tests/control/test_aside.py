@@ -6,9 +6,9 @@ import math
 
 from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore
-from w5xde.control.failures import ASIDE_IN_A_ROW_MAX
-from w5xde.control.plan import Plan
 from w5xde.control.settings import CoreSettings
+from w5xde.control.steps.plan import Plan
+from w5xde.control.trust.failures import ASIDE_IN_A_ROW_MAX
 from w5xde.tree import Span
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from tests.control.honest import EPOCHS, HONEST, SAMPLES, SIZE, STEPS, Story, two_lives
 from tests.security.measure import MIB, peak_bytes
-from w5xde.control.audit import Auditor, Findings
-from w5xde.control.leases import INCARNATION_SHIFT
-from w5xde.control.ledger import Record
+from w5xde.control.audit.auditor import Auditor, Findings
+from w5xde.control.ledger_records import Record
+from w5xde.control.steps.leases import INCARNATION_SHIFT
 
 Records = list[Record]
 

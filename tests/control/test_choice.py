@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from w5xde.control.choice import MEASURED_SECONDS, NONE, SOONEST_SECONDS, CodecChoice
+from w5xde.control.codec_choice import MEASURED_SECONDS, NONE, SOONEST_SECONDS, CodecChoice
 
 MB = 1_000_000
 # Calls that cost a little, and bytes a second both ways: (call seconds, encode, decode, ratio).

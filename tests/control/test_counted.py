@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from w5xde.control.counted import Counted, joined
+from w5xde.control.audit.coverage import Counted, joined
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from w5xde.control.evenly import CRAWL_FACTOR, GATHERING_SECONDS, Evenly, mode_of
-from w5xde.control.leases import Lease, Leases
-from w5xde.control.members import Members
-from w5xde.control.modes import PROBE_FACTOR, Sync
-from w5xde.control.plan import Plan
+from w5xde.control.modes.robust_mode import CRAWL_FACTOR, GATHERING_SECONDS, Evenly, mode_of
+from w5xde.control.modes.sync import PROBE_FACTOR, Sync
+from w5xde.control.pool.members import Members
 from w5xde.control.settings import CoreSettings
+from w5xde.control.steps.leases import Lease, Leases
+from w5xde.control.steps.plan import Plan
 from w5xde.robust import parse_robust
 
 

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from w5xde.control.judge import AUTO, FAULTS_MAX, KNOWN_MIN, OFF, USUAL_FACTOR, Judge, Median
-from w5xde.control.leases import Lease
-from w5xde.control.plan import StepPlan
+from w5xde.control.steps.leases import Lease
+from w5xde.control.steps.plan import StepPlan
+from w5xde.control.trust.norm_limits import AUTO, FAULTS_MAX, KNOWN_MIN, OFF, USUAL_FACTOR, Judge, Median
 from w5xde.tree import Span
 
 ONE = Span(0, 1)

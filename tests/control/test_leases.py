@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from w5xde.control.leases import INCARNATION_SHIFT, Lease, Leases
-from w5xde.control.plan import StepPlan
+from w5xde.control.steps.leases import INCARNATION_SHIFT, Lease, Leases
+from w5xde.control.steps.plan import StepPlan
 from w5xde.tree import Span
 
 STEP = StepPlan(index=0, epoch=0, first=0, sizes=(3, 3, 3, 2), ends_epoch=True)

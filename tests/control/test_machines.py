@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from w5xde.control.machines import LATE_SECONDS, TURN_BATCHES_MAX, TURN_SECONDS
-from w5xde.control.members import Member, Members
+from w5xde.control.pool.members import Member, Members
+from w5xde.control.pool.turns import LATE_SECONDS, TURN_BATCHES_MAX, TURN_SECONDS
 
 
 def crowd(count: int, slots: int) -> tuple[Members, list[Member]]:

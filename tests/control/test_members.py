@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from w5xde.control.members import SILENCE_SECONDS, STALL_SECONDS, Member, Members
+from w5xde.control.pool.members import SILENCE_SECONDS, STALL_SECONDS, Member, Members
 
 TICK_SECONDS = 0.1
 

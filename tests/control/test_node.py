@@ -7,7 +7,7 @@ import random
 import pytest
 
 from w5xde.control import node as nd
-from w5xde.control.members import BEAT_SECONDS
+from w5xde.control.pool.members import BEAT_SECONDS
 
 WAIT_SECONDS = 30.0
 

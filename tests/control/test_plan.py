@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from w5xde.control.plan import Plan, StepPlan
+from w5xde.control.steps.plan import Plan, StepPlan
 
 
 def plan(

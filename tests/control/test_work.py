@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from w5xde.control.leases import Lease
-from w5xde.control.members import Members
-from w5xde.control.plan import StepPlan
-from w5xde.control.work import StepWork
+from w5xde.control.pool.members import Members
+from w5xde.control.steps.leases import Lease
+from w5xde.control.steps.open_step import StepWork
+from w5xde.control.steps.plan import StepPlan
 from w5xde.tree import Span
 
 NUMBERS = itertools.count(1)

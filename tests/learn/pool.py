@@ -17,7 +17,7 @@ from torch import nn
 from tests.learn.reference import differences, initial, train_plainly
 from w5xde import Job
 from w5xde.config import Settings
-from w5xde.control.plan import Plan, StepPlan
+from w5xde.control.steps.plan import Plan, StepPlan
 from w5xde.learn.data import MapSource
 from w5xde.learn.enrol import NodeParts, prepare_node
 from w5xde.learn.learner import Contribution, Learner

@@ -19,7 +19,7 @@ from tests.learn.pool import Node
 from tests.learn.test_checkpoint_values import same
 from w5xde import Job
 from w5xde.config import Settings
-from w5xde.control.plan import Plan
+from w5xde.control.steps.plan import Plan
 from w5xde.errors import JobError, StorageError
 from w5xde.learn.checkpoint import capture, refuse_unkeepable, restore
 from w5xde.learn.learner import Learner

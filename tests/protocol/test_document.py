@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from w5xde.control import doorman
-from w5xde.control.members import BEAT_SECONDS, SILENCE_SECONDS
 from w5xde.control.node import COORDINATOR_SILENCE_SECONDS
+from w5xde.control.pool import connection_limits as doorman
+from w5xde.control.pool.members import BEAT_SECONDS, SILENCE_SECONDS
 from w5xde.messages import ENTRIES_MAX, NODE_NAME_PATTERN, PROTOCOL_VERSION
 from w5xde.protocol.wire import GREETING_LIMITS, WIRE_VERSION
 from w5xde.runtime import expected

@@ -7,7 +7,7 @@ import gc
 import socket
 import warnings
 
-from w5xde.control.doorman import Doorman
+from w5xde.control.pool.connection_limits import Doorman
 from w5xde.runtime.door import Door, places_of
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.security.test_register import NOW, admit
 from w5xde.config import Settings
-from w5xde.control.doorman import Doorman
+from w5xde.control.pool.connection_limits import Doorman
 from w5xde.messages import Hello
 from w5xde.protocol.session import COORDINATOR
 from w5xde.runtime import door

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from tests.runtime.faults import FaultyDisk, failing_at
-from w5xde.control.cut import Accounts, Cut, Progress
-from w5xde.control.plan import Cursor
+from w5xde.control.steps.cut import Accounts, Cut, Progress
+from w5xde.control.steps.plan import Cursor
 from w5xde.runtime import ledger as module
 from w5xde.runtime.auditing import audit_disk
 from w5xde.runtime.disk import Disk, RealDisk

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from w5xde.config import Settings
-from w5xde.control.doorman import Doorman
+from w5xde.control.pool.connection_limits import Doorman
 from w5xde.errors import JoinError, UsageError
 from w5xde.messages import Beat, Hello, Message, Params, Ready
 from w5xde.protocol.session import COORDINATOR, NODE, WORKING

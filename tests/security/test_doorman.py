@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from w5xde.control import doorman as limits
-from w5xde.control.doorman import Doorman
+from w5xde.control.pool import connection_limits as limits
+from w5xde.control.pool.connection_limits import Doorman
 
 
 def knock(

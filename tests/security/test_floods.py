@@ -23,7 +23,7 @@ from tests.security.floods import (
     open_now,
 )
 from tests.security.pool import HERE, Attacked, Stranger, attacked, wait_until
-from w5xde.control import doorman as limits
+from w5xde.control.pool import connection_limits as limits
 from w5xde.messages import Refuse, Welcome
 from w5xde.runtime.machine import own_addresses
 

@@ -12,7 +12,7 @@ from tests.runtime.test_transport import Ears
 from tests.security.pool import attacked
 from tests.system.harness import free_port
 from w5xde.config import Settings
-from w5xde.control.doorman import Doorman
+from w5xde.control.pool.connection_limits import Doorman
 from w5xde.doctor import there
 from w5xde.errors import JoinError
 from w5xde.protocol.session import COORDINATOR, NODE

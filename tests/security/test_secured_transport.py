@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.runtime.test_transport import LARGE, Ears
 from w5xde.config import Settings
-from w5xde.control.doorman import Doorman
+from w5xde.control.pool.connection_limits import Doorman
 from w5xde.messages import Beat, Params
 from w5xde.protocol.session import COORDINATOR, NODE, WORKING
 from w5xde.runtime import tls

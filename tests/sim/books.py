@@ -15,11 +15,11 @@ from tests.sim.counter import Counter, Sum, leaves_of
 from tests.sim.scenario import Scenario
 from w5xde.control import events as ev
 from w5xde.control.coordinator import TICK_SECONDS, CoordinatorCore
-from w5xde.control.leases import Lease
-from w5xde.control.members import SILENCE_SECONDS, STALL_SECONDS
-from w5xde.control.modes import WINDOW_LEASES
-from w5xde.control.plan import StepPlan
-from w5xde.control.work import ATTEMPTS_MAX, witnesses_of
+from w5xde.control.modes.sync import WINDOW_LEASES
+from w5xde.control.pool.members import SILENCE_SECONDS, STALL_SECONDS
+from w5xde.control.steps.leases import Lease
+from w5xde.control.steps.open_step import ATTEMPTS_MAX, witnesses_of
+from w5xde.control.steps.plan import StepPlan
 from w5xde.tree import is_aligned
 
 # The core rounds nothing, but sums its seconds in another order than we do.

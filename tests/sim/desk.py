@@ -19,10 +19,10 @@ from tests.sim.counter import LIE, Counter, Sum
 from tests.sim.machine import Answer, Gate, Line, Machine, Params, Work
 from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore
-from w5xde.control.leases import Lease
-from w5xde.control.members import BEAT_SECONDS
-from w5xde.control.plan import Plan
+from w5xde.control.pool.members import BEAT_SECONDS
 from w5xde.control.settings import CoreSettings
+from w5xde.control.steps.leases import Lease
+from w5xde.control.steps.plan import Plan
 from w5xde.runtime.begin import first_records
 from w5xde.runtime.keeper import Keeper
 from w5xde.runtime.restore import Restored, restore

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tests.sim.books import canonical, require
 from tests.sim.counter import LIE, Sum
 from w5xde.control import node as nd
-from w5xde.control.leases import Lease
+from w5xde.control.steps.leases import Lease
 
 if TYPE_CHECKING:
     from tests.sim.desk import Desk

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from w5xde.control.leases import Lease
+from w5xde.control.steps.leases import Lease
 from w5xde.robust import Robust, parse_robust
 
 FAULTS = (

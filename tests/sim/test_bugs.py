@@ -12,16 +12,17 @@ from tests.sim.disk import File, VirtualDisk
 from tests.sim.scenario import Scenario
 from tests.sim.world import Failure, World
 from w5xde.control import events as ev
-from w5xde.control import modes, work
 from w5xde.control.coordinator import CoordinatorCore
-from w5xde.control.cut import Accounts
-from w5xde.control.freely import Async
-from w5xde.control.leases import Lease, Leases
-from w5xde.control.members import Members
-from w5xde.control.modes import Sync
+from w5xde.control.modes import sync as modes
+from w5xde.control.modes.async_mode import Async
+from w5xde.control.modes.sync import Sync
 from w5xde.control.node import NodeCore
-from w5xde.control.plan import Cursor, Plan
-from w5xde.control.work import StepWork
+from w5xde.control.pool.members import Members
+from w5xde.control.steps import open_step as work
+from w5xde.control.steps.cut import Accounts
+from w5xde.control.steps.leases import Lease, Leases
+from w5xde.control.steps.open_step import StepWork
+from w5xde.control.steps.plan import Cursor, Plan
 from w5xde.runtime import keeper
 from w5xde.runtime.keeper import Keeper
 from w5xde.runtime.ledger import Ledger, Syncing

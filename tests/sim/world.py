@@ -21,7 +21,7 @@ from tests.sim.machine import Answer, Machine
 from tests.sim.scenario import Blow, Scenario
 from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore
-from w5xde.control.leases import INCARNATION_SHIFT
+from w5xde.control.steps.leases import INCARNATION_SHIFT
 from w5xde.runtime.auditing import audit_disk
 
 # A run that needs more than this has lost its way: most seeds need a few hundred, the longest some 20,000.

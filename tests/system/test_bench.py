@@ -249,7 +249,7 @@ def test_checks_are_left_out_every_other_turn_and_their_time_is_counted(results)
 
 def test_with_closed_eyes_nothing_is_looked_at():
     def turns() -> dict[str, bool]:
-        from w5xde.control.judge import NormLimit
+        from w5xde.control.trust.norm_limits import NormLimit
 
         found = {}
         checks = CheckTurns()

@@ -18,7 +18,7 @@ from w5xde.chaos.pool import Pool
 from w5xde.chaos.show import run_chaos_demo
 from w5xde.chaos.verdict import Verdict, judge
 from w5xde.config import Settings
-from w5xde.control.audit import Findings
+from w5xde.control.audit.auditor import Findings
 from w5xde.errors import TrainingError
 from w5xde.runtime.auditing import Report, audit_run
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from w5xde.control.judge import NormLimit
+from w5xde.control.trust.norm_limits import NormLimit
 from w5xde.learn.soundness import Gauge
 from w5xde.learn.undo import Undo
 

@@ -16,8 +16,8 @@ import w5xde
 from w5xde.bench import jobs
 from w5xde.bench.crew import Line
 from w5xde.config import Settings
-from w5xde.control.doorman import STRANGERS_HERE_MAX
-from w5xde.control.members import BEAT_SECONDS
+from w5xde.control.pool.connection_limits import STRANGERS_HERE_MAX
+from w5xde.control.pool.members import BEAT_SECONDS
 from w5xde.errors import TrainingError
 from w5xde.learn.enrol import prepare_node
 from w5xde.learn.trainer import Task

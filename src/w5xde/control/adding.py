@@ -7,11 +7,11 @@ against, and if one fails halfway its step begins anew. Only decides: knows no t
 
 from __future__ import annotations
 
-from w5xde.control.judge import Judge
-from w5xde.control.leases import Lease, Leases
-from w5xde.control.modes import Mode
+from w5xde.control.modes.sync import Mode
 from w5xde.control.settings import CoreSettings
-from w5xde.control.verification import Verification
+from w5xde.control.steps.leases import Lease, Leases
+from w5xde.control.trust.norm_limits import Judge
+from w5xde.control.trust.verification import Verification
 from w5xde.tree import Span, sibling
 
 

@@ -12,21 +12,21 @@ from typing import Any
 
 from w5xde.control import events as ev
 from w5xde.control.adding import Adding
-from w5xde.control.amends import Amends
-from w5xde.control.cut import Accounts, Cut, Progress
-from w5xde.control.evenly import mode_of
-from w5xde.control.failures import Failures
-from w5xde.control.judge import Judge
-from w5xde.control.leases import Lease, Leases
-from w5xde.control.members import Member, Members
-from w5xde.control.modes import Mode
-from w5xde.control.plan import Plan
-from w5xde.control.quorum import Quorum
-from w5xde.control.saving import Saver
+from w5xde.control.modes.robust_mode import mode_of
+from w5xde.control.modes.sync import Mode
+from w5xde.control.pool.members import Member, Members
 from w5xde.control.settings import CoreSettings
-from w5xde.control.tally import Tally
-from w5xde.control.verification import Verification
-from w5xde.control.work import StepWork
+from w5xde.control.steps.cut import Accounts, Cut, Progress
+from w5xde.control.steps.leases import Lease, Leases
+from w5xde.control.steps.open_step import StepWork
+from w5xde.control.steps.plan import Plan
+from w5xde.control.steps.save_schedule import Saver
+from w5xde.control.steps.tally import Tally
+from w5xde.control.trust.failures import Failures
+from w5xde.control.trust.norm_limits import Judge
+from w5xde.control.trust.quorum import Quorum
+from w5xde.control.trust.rollback import Amends
+from w5xde.control.trust.verification import Verification
 from w5xde.tree import Span
 
 # Fine enough to overtake a late batch soon, coarse enough to cost nothing.

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from w5xde.control.cut import Cut
-from w5xde.control.leases import Lease
-from w5xde.control.plan import StepPlan
-from w5xde.control.work import Share
+from w5xde.control.steps.cut import Cut
+from w5xde.control.steps.leases import Lease
+from w5xde.control.steps.open_step import Share
+from w5xde.control.steps.plan import StepPlan
 from w5xde.tree import Span
 
 # --- events ---------------------------------------------------------------------------------------

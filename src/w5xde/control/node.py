@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from w5xde.control.members import BEAT_SECONDS
+from w5xde.control.pool.members import BEAT_SECONDS
 
 # A coordinator that says nothing for this long is gone; it beats every two seconds.
 COORDINATOR_SILENCE_SECONDS = 8.0

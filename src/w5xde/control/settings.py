@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from w5xde.control.judge import OFF
+from w5xde.control.trust.norm_limits import OFF
 from w5xde.robust import Robust
 
 

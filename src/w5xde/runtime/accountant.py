@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
-from w5xde.control.cut import Progress
+from w5xde.control.steps.cut import Progress
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.machine import machine_name
 from w5xde.runtime.memory import pss_bytes

@@ -16,8 +16,8 @@ import torch
 from w5xde.compression import NONE
 from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore
-from w5xde.control.leases import Lease
-from w5xde.control.members import STALL_SECONDS
+from w5xde.control.pool.members import STALL_SECONDS
+from w5xde.control.steps.leases import Lease
 from w5xde.learn.arrival import Added, Kept, Unwanted, Wire, Written
 from w5xde.learn.buffers import POOLED_BYTES_MIN
 from w5xde.learn.codecs.receiver import CodecReceiver

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from w5xde.control.audit import Auditor
-from w5xde.control.findings import Findings
+from w5xde.control.audit.auditor import Auditor
+from w5xde.control.audit.findings import Findings
 from w5xde.errors import StorageError
 from w5xde.runs import read_manifest
 from w5xde.runtime.disk import Disk, RealDisk

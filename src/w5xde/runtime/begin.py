@@ -9,10 +9,10 @@ import w5xde
 from w5xde.compression import is_lossy
 from w5xde.config import Settings
 from w5xde.control.coordinator import CoordinatorCore
-from w5xde.control.cut import Cut
-from w5xde.control.ledger import Record
-from w5xde.control.plan import Plan
+from w5xde.control.ledger_records import Record
 from w5xde.control.settings import CoreSettings
+from w5xde.control.steps.cut import Cut
+from w5xde.control.steps.plan import Plan
 from w5xde.errors import StorageError, UsageError, W5xdeError
 from w5xde.learn.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.learn.codecs.receiver import CodecReceiver

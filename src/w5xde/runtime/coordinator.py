@@ -19,7 +19,7 @@ from w5xde.callbacks import Callback
 from w5xde.config import Settings
 from w5xde.control import events as ev
 from w5xde.control.coordinator import TICK_SECONDS
-from w5xde.control.members import BEAT_SECONDS
+from w5xde.control.pool.members import BEAT_SECONDS
 from w5xde.errors import TrainingError
 from w5xde.learn.checkpoint import model_file
 from w5xde.learn.device import use_threads

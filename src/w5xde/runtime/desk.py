@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from w5xde.control.leases import Lease, Leases
+from w5xde.control.steps.leases import Lease, Leases
 from w5xde.learn.payload import Packed
 from w5xde.messages import Batch, Cancel, Loan, Params, Work
 from w5xde.runtime.actor import Actor

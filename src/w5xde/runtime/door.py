@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from w5xde.control.doorman import ADDRESSES_MAX, STRANGER_SECONDS, Doorman
+from w5xde.control.pool.connection_limits import ADDRESSES_MAX, STRANGER_SECONDS, Doorman
 from w5xde.errors import UsageError
 from w5xde.runtime import tls
 from w5xde.runtime.roads import HAS_LOCAL_ROAD, is_here, local_name, reason_of

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import msgspec
 
 from w5xde.control import events as ev
-from w5xde.control.cut import Cut
-from w5xde.control.ledger import Record, Scribe, record_of
+from w5xde.control.ledger_records import Record, Scribe, record_of
+from w5xde.control.steps.cut import Cut
 from w5xde.errors import JobError
 from w5xde.runtime.disk import Disk
 from w5xde.runtime.ledger import Ledger, Mark, Syncing

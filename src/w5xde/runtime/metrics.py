@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from w5xde.config import Settings
-from w5xde.control.cut import Aside, Progress
 from w5xde.control.events import Step
+from w5xde.control.steps.cut import Aside, Progress
 from w5xde.runtime.restore import KeptMeters, KeptNode, Restored
 from w5xde.runtime.status import NodeRow, RunStatus
 

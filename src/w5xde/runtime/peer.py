@@ -6,7 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from w5xde.control.choice import CodecChoice
+from w5xde.control.codec_choice import CodecChoice
 from w5xde.learn.arrival import Arrival
 from w5xde.learn.codecs.sender import CodecSender
 from w5xde.messages import Update

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 import w5xde
-from w5xde.control.doorman import Doorman
+from w5xde.control.pool.connection_limits import Doorman
 from w5xde.errors import StorageError
 from w5xde.learn.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.messages import (

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from w5xde.control.cut import Accounts, Aside, Cut
 from w5xde.control.events import Step
-from w5xde.control.ledger import Record, record_of, step_of
+from w5xde.control.ledger_records import Record, record_of, step_of
+from w5xde.control.steps.cut import Accounts, Aside, Cut
 from w5xde.errors import StorageError
 from w5xde.runtime.disk import Disk
 from w5xde.runtime.ledger import Mark, Reading

@@ -13,8 +13,8 @@ from typing import TypeAlias
 import torch
 
 from w5xde.control import events as ev
-from w5xde.control.cut import Cut
-from w5xde.control.plan import StepPlan
+from w5xde.control.steps.cut import Cut
+from w5xde.control.steps.plan import StepPlan
 from w5xde.learn.learner import Contribution, Learner, Spoiled, Total
 from w5xde.learn.robust import RobustSums
 from w5xde.runtime.actor import Actor

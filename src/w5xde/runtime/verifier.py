@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from w5xde.config import Settings
 from w5xde.control import events as ev
-from w5xde.control.leases import Lease
-from w5xde.control.plan import StepPlan
+from w5xde.control.steps.leases import Lease
+from w5xde.control.steps.plan import StepPlan
 from w5xde.learn.data import MapSource
 from w5xde.learn.device import use_threads
 from w5xde.learn.learner import Contribution, Learner

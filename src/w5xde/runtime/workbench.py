@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from w5xde.compression import NONE
-from w5xde.control.choice import CodecChoice
+from w5xde.control.codec_choice import CodecChoice
 from w5xde.errors import RemoteProtocolError, W5xdeError
 from w5xde.learn.buffers import POOLED_BYTES_MIN
 from w5xde.learn.codecs.pipeline import parse

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from w5xde.control.claims import NAMED_MAX, STEP_BATCHES_MAX, STRETCH_STEPS_MAX, Applied, named, whole
-from w5xde.control.counted import Counted, joined
-from w5xde.control.findings import Contribution, Findings
+from w5xde.control.audit.coverage import Counted, joined
+from w5xde.control.audit.findings import Contribution, Findings
+from w5xde.control.audit.records import NAMED_MAX, STEP_BATCHES_MAX, STRETCH_STEPS_MAX, Applied, named, whole
 
 # The upper bits of a lease's number are the life of the coordinator that gave it.
 _LIFE_SHIFT = 40

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from w5xde.control.leases import Lease
-from w5xde.control.members import Member, Members
-from w5xde.control.plan import StepPlan
+from w5xde.control.pool.members import Member, Members
+from w5xde.control.steps.leases import Lease
+from w5xde.control.steps.plan import StepPlan
 from w5xde.tree import PairwiseTree, Span, halves
 
 # A batch is set aside after so many failures, on more than half of the nodes, but never on more than so many:

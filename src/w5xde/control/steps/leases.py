@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from w5xde.control.plan import StepPlan
+from w5xde.control.steps.plan import StepPlan
 from w5xde.tree import Span
 
 # Lease numbers of one incarnation of the coordinator never meet those of another.

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from w5xde.control.leases import Lease, Leases
-from w5xde.control.members import Member, Members
-from w5xde.control.modes import Mode, share_of
-from w5xde.control.plan import Plan
-from w5xde.control.work import StepWork
+from w5xde.control.modes.sync import Mode, share_of
+from w5xde.control.pool.members import Member, Members
+from w5xde.control.steps.leases import Lease, Leases
+from w5xde.control.steps.open_step import StepWork
+from w5xde.control.steps.plan import Plan
 from w5xde.tree import Span
 
 # Steps worth about this long travel together; small models would otherwise only send messages.

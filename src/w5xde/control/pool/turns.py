@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from w5xde.control.members import Member
+    from w5xde.control.pool.members import Member
 
 # A turn is about this long, or this many batches if they are quick: long enough that a switch does not
 # matter, short enough that all nodes do the same number of batches.

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from w5xde.control.freely import Async
-from w5xde.control.leases import Lease, Leases
-from w5xde.control.members import Member, Members
-from w5xde.control.modes import PROBE_FACTOR, WINDOW_LEASES, Mode, Sync
-from w5xde.control.plan import Plan
+from w5xde.control.modes.async_mode import Async
+from w5xde.control.modes.sync import PROBE_FACTOR, WINDOW_LEASES, Mode, Sync
+from w5xde.control.pool.members import Member, Members
 from w5xde.control.settings import CoreSettings
-from w5xde.control.work import StepWork
+from w5xde.control.steps.leases import Lease, Leases
+from w5xde.control.steps.open_step import StepWork
+from w5xde.control.steps.plan import Plan
 from w5xde.robust import Robust
 
 # How long nothing is lent when there are fewer nodes than the mean needs: they join, and come back, at their

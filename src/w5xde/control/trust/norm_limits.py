@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from w5xde.control.leases import Lease
-from w5xde.control.work import Share
+from w5xde.control.steps.leases import Lease
+from w5xde.control.steps.open_step import Share
 from w5xde.tree import Span
 
 AUTO = "auto"

@@ -8,13 +8,13 @@ the same batches well. Only decides: knows no tensors, no sockets and no clock.
 from __future__ import annotations
 
 from w5xde.control import events as ev
-from w5xde.control.cut import Aside
-from w5xde.control.judge import FAULTS_MAX, Judge
-from w5xde.control.leases import Lease, Leases
-from w5xde.control.members import Member, Members
-from w5xde.control.modes import Mode
-from w5xde.control.tally import Tally
-from w5xde.control.work import Share, StepWork
+from w5xde.control.modes.sync import Mode
+from w5xde.control.pool.members import Member, Members
+from w5xde.control.steps.cut import Aside
+from w5xde.control.steps.leases import Lease, Leases
+from w5xde.control.steps.open_step import Share, StepWork
+from w5xde.control.steps.tally import Tally
+from w5xde.control.trust.norm_limits import FAULTS_MAX, Judge
 
 # A node on which this many leases in a row fail, while others manage, is broken.
 FAILURES_IN_A_ROW_MAX = 5

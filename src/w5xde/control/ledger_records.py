@@ -17,7 +17,7 @@
     checkpoint            a checkpoint is durable: its version and hash
     stop      the end, and why
 
-Knows no files and no clock. `control/audit.py` reads these words without using any of this.
+Knows no files and no clock. `control/audit/auditor.py` reads these words without using any of this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from itertools import groupby
 from typing import Any
 
 from w5xde.control import events as ev
-from w5xde.control.plan import StepPlan
+from w5xde.control.steps.plan import StepPlan
 
 Record = dict[str, Any]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from w5xde.control.plan import Cursor, StepPlan
+from w5xde.control.steps.plan import Cursor, StepPlan
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from w5xde.control.machines import Machine
+from w5xde.control.pool.turns import Machine
 
 # Nodes beat every two seconds; three missed beats and a little make a silent node a dead one.
 SILENCE_SECONDS = 7.0

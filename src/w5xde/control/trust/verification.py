@@ -11,8 +11,8 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 
-from w5xde.control.leases import Lease, Leases
-from w5xde.control.work import Share
+from w5xde.control.steps.leases import Lease, Leases
+from w5xde.control.steps.open_step import Share
 
 # Of a node that just came, so many leases are verified whatever the share.
 FIRST_LEASES = 10

@@ -9,10 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from w5xde.control.leases import Lease, Leases
-from w5xde.control.members import Member, Members
-from w5xde.control.plan import Plan
-from w5xde.control.work import Share, StepWork
+from w5xde.control.pool.members import Member, Members
+from w5xde.control.steps.leases import Lease, Leases
+from w5xde.control.steps.open_step import Share, StepWork
+from w5xde.control.steps.plan import Plan
 from w5xde.tree import Span, halves
 
 # One lease being computed and one waiting, so that a node never waits for a round trip. Of a large model that

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from w5xde.control.cut import Accounts, Aside, Cut, Progress
 from w5xde.control.events import Effect, Finish, Note, Step
-from w5xde.control.plan import Cursor, StepPlan
-from w5xde.control.quorum import Quorum
+from w5xde.control.steps.cut import Accounts, Aside, Cut, Progress
+from w5xde.control.steps.plan import Cursor, StepPlan
+from w5xde.control.trust.quorum import Quorum
 
 
 class Tally:

@@ -6,12 +6,12 @@ Only decides: knows no tensors, no sockets and no clock.
 from __future__ import annotations
 
 from w5xde.control import events as ev
-from w5xde.control.leases import Lease, Leases
-from w5xde.control.modes import Mode
-from w5xde.control.plan import StepPlan
-from w5xde.control.tally import Tally
-from w5xde.control.verification import Verification
-from w5xde.control.work import StepWork
+from w5xde.control.modes.sync import Mode
+from w5xde.control.steps.leases import Lease, Leases
+from w5xde.control.steps.open_step import StepWork
+from w5xde.control.steps.plan import StepPlan
+from w5xde.control.steps.tally import Tally
+from w5xde.control.trust.verification import Verification
 from w5xde.tree import Span
 
 

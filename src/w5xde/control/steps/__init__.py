@@ -1,0 +1,1 @@
+"""Steps: which batches make a step, who holds them, which are in, and when a step is saved."""
