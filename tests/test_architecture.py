@@ -69,7 +69,7 @@ DANGEROUS = {
     "code", "codeop", "runpy",
 }  # fmt: skip
 # Who may import by a name: the package its own parts, the job its file, a benchmark what it compares with.
-MAY_IMPORT_BY_NAME = {"w5xde", "w5xde.learn.job", "w5xde.bench.ray_peer", "w5xde.bench.command"}
+MAY_IMPORT_BY_NAME = {"w5xde", "w5xde.learn.job.job", "w5xde.bench.ray_peer", "w5xde.bench.command"}
 # What turns text into code, however it is reached.
 EXECUTING = {"eval", "exec", "compile", "__import__"}
 # Whoever reads what a peer or a file says: no name in it may become an attribute's.
@@ -79,10 +79,10 @@ READERS = (
     "w5xde.runs",
     "w5xde.compression",
     "w5xde.learn.codecs",
-    "w5xde.learn.payload",
-    "w5xde.learn.layout",
-    "w5xde.learn.checkpoint",
-    "w5xde.learn.enrol",
+    "w5xde.learn.data.payload",
+    "w5xde.learn.model.layout",
+    "w5xde.learn.step.checkpoint",
+    "w5xde.learn.job.node_setup",
     "w5xde.runtime.auditing",
     "w5xde.runtime.disk",
     "w5xde.runtime.export",
@@ -135,7 +135,7 @@ class Module:
 
     @property
     def home(self) -> str:
-        """The floor it lives on: `w5xde.learn.data` lives on `learn`; the package itself nowhere."""
+        """The floor it lives on: `w5xde.learn.data.sources` lives on `learn`; the package itself nowhere."""
         parts = self.name.split(".")
         return parts[1] if len(parts) > 1 else ""
 

@@ -11,7 +11,7 @@ from torch import nn
 from w5xde.bench import codecs, pickled
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.codecs.pipeline import parse
-from w5xde.learn.layout import FlatModel, describe
+from w5xde.learn.model.layout import FlatModel, describe
 
 
 def test_every_codec_is_measured_on_every_payload(monkeypatch):

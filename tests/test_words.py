@@ -14,7 +14,7 @@ from rich.console import Console
 
 from w5xde.config import Settings
 from w5xde.errors import JoinError, RemoteProtocolError
-from w5xde.learn.job import describe
+from w5xde.learn.job.job import describe
 from w5xde.messages import Answer, Bye, Hello, Leave, Message, Refuse, Rejected, Update
 from w5xde.protocol.wire import Decoder, Limits, encode
 from w5xde.runtime.recorder import Recorder

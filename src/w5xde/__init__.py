@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from w5xde.api import Result, join, serve, train
     from w5xde.callbacks import Callback
     from w5xde.errors import JobError, JoinError, StorageError, TrainingError, UsageError, W5xdeError
-    from w5xde.learn.job import Job
+    from w5xde.learn.job.job import Job
     from w5xde.runtime.status import RunStatus
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Job": "w5xde.learn.job",
+    "Job": "w5xde.learn.job.job",
     "train": "w5xde.api",
     "serve": "w5xde.api",
     "join": "w5xde.api",

@@ -25,13 +25,13 @@ from w5xde.callbacks import Callback
 from w5xde.config import Settings
 from w5xde.doors import resolve
 from w5xde.errors import JoinError, StorageError, UsageError
-from w5xde.learn.job import Job, load_job
+from w5xde.learn.job.job import Job, load_job
 from w5xde.ticket import Ticket, read_ticket
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from w5xde.learn.learner import Learner
+    from w5xde.learn.step.learner import Learner
     from w5xde.runtime.coordinator import Coordinator
     from w5xde.runtime.keeper import Keeper
     from w5xde.runtime.node import Node
@@ -137,7 +137,7 @@ def run_coordinator(
 ) -> Result:
     """A whole run, with settings that are already checked. `name` is what a job without a file is called."""
     named = _find(job, name)
-    from w5xde.learn.device import choose_device, threads
+    from w5xde.learn.model.device import choose_device, threads
     from w5xde.runtime.nursery import Nursery
 
     choose_device(settings.device)
@@ -161,7 +161,7 @@ def _run_prepared(
     watcher: Watcher,
     nursery: Nursery | None,
 ) -> Result:
-    from w5xde.learn.prepare import prepare
+    from w5xde.learn.job.coordinator_setup import prepare
     from w5xde.runtime.coordinator import Coordinator
     from w5xde.runtime.local import LocalNodes
 
@@ -236,8 +236,8 @@ def _require_same_data(recorder: Recorder, samples: int | None) -> None:
 
 def _open_books(learner: Learner, recorder: Recorder, settings: Settings) -> tuple[Keeper, Restored | None]:
     """What keeps the run's memory; if it is resumed, the learner is brought to where it goes on."""
-    from w5xde.learn.checkpoint import capture, refuse_unkeepable
-    from w5xde.learn.checkpoint import restore as restore_learner
+    from w5xde.learn.step.checkpoint import capture, refuse_unkeepable
+    from w5xde.learn.step.checkpoint import restore as restore_learner
     from w5xde.runtime.keeper import Keeper
     from w5xde.runtime.restore import restore
 

@@ -223,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 0
     except Exception as error:
-        from w5xde.learn.job import describe
+        from w5xde.learn.job.job import describe
 
         fix = "please report this, with what  --log verbose  adds"
         _show_error(W5xdeError(f"internal error: {describe(error)}", fix=fix), is_verbose)

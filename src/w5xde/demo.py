@@ -19,10 +19,10 @@ from w5xde.api import run_coordinator
 from w5xde.config import Settings
 from w5xde.datasets import digits
 from w5xde.errors import TrainingError
-from w5xde.learn.data import MapSource
-from w5xde.learn.device import threads
-from w5xde.learn.digest import weights_sha256
-from w5xde.learn.job import Job
+from w5xde.learn.data.sources import MapSource
+from w5xde.learn.job.job import Job
+from w5xde.learn.model.device import threads
+from w5xde.learn.model.digest import weights_sha256
 from w5xde.tree import Span, batch_seed, halves
 from w5xde.view import make_view
 

@@ -18,12 +18,12 @@ from tests.learn.reference import differences, initial, train_plainly
 from w5xde import Job
 from w5xde.config import Settings
 from w5xde.control.steps.plan import Plan, StepPlan
-from w5xde.learn.data import MapSource
-from w5xde.learn.enrol import NodeParts, prepare_node
-from w5xde.learn.learner import Contribution, Learner
-from w5xde.learn.payload import Packer, unpack
-from w5xde.learn.prepare import Prepared, prepare
-from w5xde.learn.trainer import Outcome, Task
+from w5xde.learn.data.payload import Packer, unpack
+from w5xde.learn.data.sources import MapSource
+from w5xde.learn.job.coordinator_setup import Prepared, prepare
+from w5xde.learn.job.node_setup import NodeParts, prepare_node
+from w5xde.learn.step.learner import Contribution, Learner
+from w5xde.learn.train.trainer import Outcome, Task
 from w5xde.messages import Batch, Welcome
 from w5xde.tree import PairwiseTree, Span, batch_seed, halves
 

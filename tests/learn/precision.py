@@ -18,9 +18,9 @@ from torch.utils.data import TensorDataset
 from tests.learn.pool import CPU, welcome_of
 from w5xde import Job
 from w5xde.config import Settings
-from w5xde.learn.canary import Answer, Expectation
-from w5xde.learn.enrol import prepare_node
-from w5xde.learn.prepare import prepare
+from w5xde.learn.job.coordinator_setup import prepare
+from w5xde.learn.job.node_setup import prepare_node
+from w5xde.learn.trust.canary import Answer, Expectation
 
 SEEDS = 8
 # Bits that a product's factors keep.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from w5xde import Job
 from w5xde.config import Settings
-from w5xde.learn.data import MapSource
+from w5xde.learn.data.sources import MapSource
 from w5xde.tree import batch_seed
 
 

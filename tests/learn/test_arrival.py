@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from w5xde.learn.arrival import PIECE_BYTES, Added, Arrival, Kept, Unwanted, Written
 from w5xde.learn.codecs.pipeline import parse
-from w5xde.learn.layout import Blueprint, Vector, describe
-from w5xde.learn.soundness import Gauge
+from w5xde.learn.model.layout import Blueprint, Vector, describe
+from w5xde.learn.step.finite import Gauge
+from w5xde.learn.step.incoming import PIECE_BYTES, Added, Arrival, Kept, Unwanted, Written
 
 
 class Mixed(nn.Module):

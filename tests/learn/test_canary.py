@@ -21,14 +21,14 @@ from tests.learn.layers import Backward, Deaf, Rough
 from tests.learn.pool import CPU, welcome_of, wrong_with
 from w5xde import Job
 from w5xde.errors import JoinError, RemoteProtocolError
-from w5xde.learn import formula
-from w5xde.learn.canary import ROUNDING, SAMPLES, Expectation
-from w5xde.learn.enrol import NodeParts, prepare_node
-from w5xde.learn.layout import FlatModel, describe
-from w5xde.learn.prepare import Prepared, prepare
-from w5xde.learn.seeding import seed_everything
-from w5xde.learn.sketch import ROW, sketch
-from w5xde.learn.trainer import Task, Trainer
+from w5xde.learn.job.coordinator_setup import Prepared, prepare
+from w5xde.learn.job.node_setup import NodeParts, prepare_node
+from w5xde.learn.model.layout import FlatModel, describe
+from w5xde.learn.model.seeding import seed_everything
+from w5xde.learn.train.trainer import Task, Trainer
+from w5xde.learn.trust import canary_weights as formula
+from w5xde.learn.trust.canary import ROUNDING, SAMPLES, Expectation
+from w5xde.learn.trust.sketch import ROW, sketch
 from w5xde.messages import Fill
 from w5xde.tree import Span
 
@@ -328,7 +328,7 @@ def test_with_other_random_numbers_only_sizes_are_compared(monkeypatch: pytest.M
         parts = parts_of(other, prepared)
         monkeypatch.setattr(parts.trainer, "_seed", lambda key: torch.manual_seed(99))
         with monkeypatch.context() as patched:
-            patched.setattr("w5xde.learn.canary.torch_seeder", lambda device: lambda seed: None)
+            patched.setattr("w5xde.learn.trust.canary.torch_seeder", lambda device: lambda seed: None)
             return wrong_with(parts, prepared)
 
     assert wrong(lambda loss: loss) == ""

@@ -21,9 +21,9 @@ from w5xde import Job
 from w5xde.config import Settings
 from w5xde.control.steps.plan import Plan
 from w5xde.errors import JobError, StorageError
-from w5xde.learn.checkpoint import capture, refuse_unkeepable, restore
-from w5xde.learn.learner import Learner
-from w5xde.learn.prepare import prepare
+from w5xde.learn.job.coordinator_setup import prepare
+from w5xde.learn.step.checkpoint import capture, refuse_unkeepable, restore
+from w5xde.learn.step.learner import Learner
 from w5xde.tree import Span
 
 STEPS_AFTER = 100

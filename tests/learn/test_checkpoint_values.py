@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from w5xde.learn.checkpoint import pack, unpack
+from w5xde.learn.step.checkpoint import pack, unpack
 
 
 def same(one: Any, other: Any) -> bool:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.learn.jobs import make, mlp, settings
-from w5xde.learn.learner import Contribution, Learner
-from w5xde.learn.prepare import prepare
+from w5xde.learn.job.coordinator_setup import prepare
+from w5xde.learn.step.learner import Contribution, Learner
 from w5xde.messages import Answer, Update
 from w5xde.tree import Span
 

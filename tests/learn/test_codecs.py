@@ -25,7 +25,7 @@ from w5xde.learn.codecs.compressors import BLOCK_BYTES, Zlib
 from w5xde.learn.codecs.feedback import ErrorFeedback
 from w5xde.learn.codecs.numbers import SCALED_VALUES, Run, values_of
 from w5xde.learn.codecs.pipeline import parse, register
-from w5xde.learn.layout import DTYPES, Blueprint, Group
+from w5xde.learn.model.layout import DTYPES, Blueprint, Group
 from w5xde.messages import TRAINED, Entry, Layout
 
 COMPRESSORS = ["zlib:1", "zlib:6", "lz4", "lz4:8", "lz4frame", "zstd:1", "zstd:3", "zstd:-5"]

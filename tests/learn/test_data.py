@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from torch.utils.data import default_collate as collated
 
 from w5xde.errors import JobError
-from w5xde.learn.data import MapSource, Start, StreamSource, WorkerBatches, all_batches, open_source
+from w5xde.learn.data.sources import MapSource, Start, StreamSource, WorkerBatches, all_batches, open_source
 
 
 class Listed(Dataset):
@@ -86,7 +86,7 @@ def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else():
 
 def test_the_order_is_the_same_in_another_process():
     code = (
-        "from w5xde.learn.data import open_source\n"
+        "from w5xde.learn.data.sources import open_source\n"
         "source = open_source(list(range(64)), batch_size=64, seed=7, shuffle=True)\n"
         "print(source.indices(0, 0).tolist(), source.indices(5, 0).tolist())"
     )

@@ -12,12 +12,13 @@ from torch.nn.functional import mse_loss, nll_loss
 
 from tests.learn.jobs import CLASSES, FEATURES, make, mlp
 from tests.learn.test_recorded import RECORDED, batch_of, trainer_of
-from w5xde.learn import grouped, shapes
-from w5xde.learn.ahead import Ahead
-from w5xde.learn.grouped import SIZE_MAX, Group
-from w5xde.learn.job import BatchFailed, Job
-from w5xde.learn.layout import Block, Row, memory_of
-from w5xde.learn.trainer import Outcome, Task, Trainer
+from w5xde.learn.job.job import BatchFailed, Job
+from w5xde.learn.model.layout import Block, Row, memory_of
+from w5xde.learn.train.recording import group as grouped
+from w5xde.learn.train.recording import shapes
+from w5xde.learn.train.recording.group import SIZE_MAX, Group
+from w5xde.learn.train.recording.lookahead import Ahead
+from w5xde.learn.train.trainer import Outcome, Task, Trainer
 from w5xde.tree import Span
 
 ALONE = Span(0, 1)

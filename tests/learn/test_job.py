@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from w5xde.errors import JobError
-from w5xde.learn.job import Job, describe, load_job
+from w5xde.learn.job.job import Job, describe, load_job
 
 JOB = "Job(model=print, data=print, loss=print, optimizer=print)"
 HEADER = "from w5xde import Job\n"
@@ -245,7 +245,7 @@ def test_no_part_but_schedule_and_evaluation_may_be_none(part):
 
 def test_naming_a_job_wrongly_is_told_without_loading_torch(here):
     code = (
-        "import sys\nfrom w5xde.learn.job import load_job\nfrom w5xde.errors import JobError\n"
+        "import sys\nfrom w5xde.learn.job.job import load_job\nfrom w5xde.errors import JobError\n"
         "try:\n    load_job('trian.py')\nexcept JobError as error:\n    print(error.what)\n"
         "print('torch' in sys.modules)"
     )

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from w5xde.errors import JobError, JoinError
-from w5xde.learn import layout as layouts
-from w5xde.learn.enrol import prepare_node
-from w5xde.learn.job import Job
-from w5xde.learn.layout import ALIGNMENT_BYTES, Blueprint, FlatModel, describe, moving_buffers
+from w5xde.learn.job.job import Job
+from w5xde.learn.job.node_setup import prepare_node
+from w5xde.learn.model import layout as layouts
+from w5xde.learn.model.layout import ALIGNMENT_BYTES, Blueprint, FlatModel, describe, moving_buffers
 from w5xde.messages import FROZEN, MOVING, STILL, TRAINED, Entry, Layout, Rules, Welcome
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn, optim
 from torch.optim.lr_scheduler import StepLR
 
-from w5xde.learn import lean
+from w5xde.learn.step import without_compiler as lean
 
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),

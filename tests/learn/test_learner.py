@@ -18,12 +18,12 @@ from torch.utils.data import TensorDataset
 from tests.learn import jobs
 from tests.learn.jobs import SAMPLES, make, mlp, settings
 from tests.learn.pool import CPU, NODE_COUNTS, train_in_pool, welcome_of
-from w5xde.learn.checkpoint import model_file
-from w5xde.learn.digest import weights_sha256
-from w5xde.learn.enrol import prepare_node
-from w5xde.learn.learner import Contribution, Learner, Spoiled
-from w5xde.learn.prepare import prepare
-from w5xde.learn.trainer import Task
+from w5xde.learn.job.coordinator_setup import prepare
+from w5xde.learn.job.node_setup import prepare_node
+from w5xde.learn.model.digest import weights_sha256
+from w5xde.learn.step.checkpoint import model_file
+from w5xde.learn.step.learner import Contribution, Learner, Spoiled
+from w5xde.learn.train.trainer import Task
 from w5xde.tree import Span
 
 

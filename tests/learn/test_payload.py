@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from w5xde.errors import JobError, RemoteProtocolError
-from w5xde.learn.device import to_device
-from w5xde.learn.layout import DTYPES, dtype_name
-from w5xde.learn.payload import ALIGNMENT_BYTES, Packer, unpack
+from w5xde.learn.data.payload import ALIGNMENT_BYTES, Packer, unpack
+from w5xde.learn.model.device import to_device
+from w5xde.learn.model.layout import DTYPES, dtype_name
 from w5xde.messages import Bytes, DictOf, Item, ListOf, TensorAt, TupleOf, Value
 
 QUANTIZED = {"qint8", "qint32", "quint8", "quint4x2", "quint2x4"}

@@ -18,7 +18,7 @@ from tests.learn import jobs
 from tests.learn.jobs import CLASSES, FEATURES, classify, make, mlp, settings
 from w5xde import Job
 from w5xde.errors import JobError
-from w5xde.learn.prepare import prepare
+from w5xde.learn.job.coordinator_setup import prepare
 
 
 def refusal(job: Job, **changes: Any) -> JobError:

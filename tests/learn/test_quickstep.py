@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import StepLR
 
-from w5xde.learn.quickstep import Stepper
+from w5xde.learn.step.fast_optimizer import Stepper
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "fused adam": lambda m: Adam(m.parameters(), lr=0.01, fused=True),

@@ -17,11 +17,12 @@ from torch.nn.functional import cross_entropy
 from tests.learn import jobs
 from tests.learn.jobs import CLASSES, FEATURES, make, mlp, settings
 from tests.learn.pool import CPU, train_in_pool, welcome_of
-from w5xde.learn import recorded, shapes
-from w5xde.learn.enrol import prepare_node
-from w5xde.learn.job import BatchFailed, Job
-from w5xde.learn.prepare import prepare
-from w5xde.learn.trainer import Outcome, Task, Trainer
+from w5xde.learn.job.coordinator_setup import prepare
+from w5xde.learn.job.job import BatchFailed, Job
+from w5xde.learn.job.node_setup import prepare_node
+from w5xde.learn.train.recording import record as recorded
+from w5xde.learn.train.recording import shapes
+from w5xde.learn.train.trainer import Outcome, Task, Trainer
 from w5xde.tree import Span
 
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from tests.learn import jobs
 from tests.learn.jobs import make, settings
-from w5xde.learn.layout import Vector
-from w5xde.learn.learner import Contribution, Learner, Spoiled
-from w5xde.learn.prepare import prepare
-from w5xde.learn.robust import CHUNK_COUNT, RobustSums, Share, _network
+from w5xde.learn.job.coordinator_setup import prepare
+from w5xde.learn.model.layout import Vector
+from w5xde.learn.step.learner import Contribution, Learner, Spoiled
+from w5xde.learn.step.robust_mean import CHUNK_COUNT, RobustSums, Share, _network
 from w5xde.robust import Robust, parse_robust
 
 MEDIAN = Robust(None)

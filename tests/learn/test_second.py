@@ -11,8 +11,8 @@ from torch import nn
 
 from tests.learn.jobs import make, mlp
 from tests.learn.verified import HONEST, STEP, Bench, blamed, spans
-from w5xde.learn.layout import Vector
-from w5xde.learn.second import DIFFERENCE_MAX, ROUNDING
+from w5xde.learn.model.layout import Vector
+from w5xde.learn.trust.recompute import DIFFERENCE_MAX, ROUNDING
 from w5xde.tree import Span
 
 # Ten thousand in all; most of them where they cost least.

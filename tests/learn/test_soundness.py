@@ -13,9 +13,9 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import StepLR
 
 from tests.learn.jobs import CLASSES, make, mlp, settings
-from w5xde.learn.learner import Contribution, Learner, Spoiled, Total
-from w5xde.learn.prepare import prepare
-from w5xde.learn.soundness import Gauge, is_finite
+from w5xde.learn.job.coordinator_setup import prepare
+from w5xde.learn.step.finite import Gauge, is_finite
+from w5xde.learn.step.learner import Contribution, Learner, Spoiled, Total
 from w5xde.tree import Span
 
 

@@ -14,11 +14,11 @@ from tests.learn.jobs import CLASSES, FEATURES, make, mlp, settings
 from tests.learn.pool import CPU, welcome_of
 from w5xde import Job
 from w5xde.errors import JoinError
-from w5xde.learn.enrol import prepare_node
-from w5xde.learn.job import BatchFailed
-from w5xde.learn.learner import Learner
-from w5xde.learn.prepare import Prepared, prepare
-from w5xde.learn.trainer import Task, Trainer
+from w5xde.learn.job.coordinator_setup import Prepared, prepare
+from w5xde.learn.job.job import BatchFailed
+from w5xde.learn.job.node_setup import prepare_node
+from w5xde.learn.step.learner import Learner
+from w5xde.learn.train.trainer import Task, Trainer
 from w5xde.tree import Span
 
 

@@ -13,13 +13,13 @@ from tests.learn import jobs
 from tests.learn.jobs import make, mlp, settings
 from tests.learn.pool import welcome_of
 from w5xde import Job
-from w5xde.learn.data import MapSource
-from w5xde.learn.device import use_threads
-from w5xde.learn.enrol import prepare_node
-from w5xde.learn.layout import Vector
-from w5xde.learn.prepare import Prepared, prepare
-from w5xde.learn.second import SecondOpinion, task_of
-from w5xde.learn.trainer import Task, Trainer
+from w5xde.learn.data.sources import MapSource
+from w5xde.learn.job.coordinator_setup import Prepared, prepare
+from w5xde.learn.job.node_setup import prepare_node
+from w5xde.learn.model.device import use_threads
+from w5xde.learn.model.layout import Vector
+from w5xde.learn.train.trainer import Task, Trainer
+from w5xde.learn.trust.recompute import SecondOpinion, task_of
 from w5xde.tree import Span, halves
 
 STEP = 64

@@ -20,8 +20,8 @@ from tests.system.jobs import job
 from w5xde.cli import main
 from w5xde.config import Settings
 from w5xde.errors import W5xdeError
-from w5xde.learn.checkpoint import LEARNER, MODEL, TRAINING, capture, restore
-from w5xde.learn.prepare import prepare
+from w5xde.learn.job.coordinator_setup import prepare
+from w5xde.learn.step.checkpoint import LEARNER, MODEL, TRAINING, capture, restore
 from w5xde.runtime.disk import RealDisk
 from w5xde.runtime.store import Store
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from w5xde.control import events as ev
-from w5xde.learn.arrival import Unwanted
-from w5xde.learn.layout import Vector
-from w5xde.learn.learner import Contribution
+from w5xde.learn.model.layout import Vector
+from w5xde.learn.step.incoming import Unwanted
+from w5xde.learn.step.learner import Contribution
 from w5xde.messages import Answer, Update
 from w5xde.runtime.intake import Intake, Took, _fits
 

@@ -10,9 +10,9 @@ from torch import nn
 
 from tests.learn.jobs import make, mlp, settings
 from tests.learn.pool import CPU, welcome_of
-from w5xde.learn.device import exact_products
-from w5xde.learn.enrol import prepare_node
-from w5xde.learn.prepare import Prepared, prepare
+from w5xde.learn.job.coordinator_setup import Prepared, prepare
+from w5xde.learn.job.node_setup import prepare_node
+from w5xde.learn.model.device import exact_products
 from w5xde.messages import Ready
 from w5xde.protocol.wire import GREETING_LIMITS
 from w5xde.runtime.door import Visit

@@ -17,9 +17,9 @@ import w5xde
 from tests.learn.jobs import make, mlp, settings
 from tests.runtime.faults import FaultyDisk, failing_at
 from tests.system.jobs import job
-from w5xde.learn.checkpoint import LEARNER, MODEL, TRAINING, capture
-from w5xde.learn.learner import Learner
-from w5xde.learn.prepare import prepare
+from w5xde.learn.job.coordinator_setup import prepare
+from w5xde.learn.step.checkpoint import LEARNER, MODEL, TRAINING, capture
+from w5xde.learn.step.learner import Learner
 from w5xde.runtime.auditing import audit_disk
 from w5xde.runtime.disk import RealDisk
 from w5xde.runtime.seal import Damaged, seal

@@ -75,10 +75,10 @@ class Watch:
 
 def wrap_decoders(watch: Watch) -> None:
     """Everything that reads what a peer or a file says. Where a name was imported, there it is replaced."""
-    from w5xde.learn import checkpoint
     from w5xde.learn.codecs.pipeline import Pipeline
     from w5xde.learn.codecs.receiver import CodecReceiver
-    from w5xde.learn.payload import Unpacker
+    from w5xde.learn.data.payload import Unpacker
+    from w5xde.learn.step import checkpoint
     from w5xde.protocol.session import Session
     from w5xde.protocol.wire import Decoder
     from w5xde.runtime import export, ledger, steplog, store
@@ -177,7 +177,7 @@ def main() -> int:
 
 
 def _break_unpacker() -> None:
-    from w5xde.learn.payload import Unpacker
+    from w5xde.learn.data.payload import Unpacker
 
     inner = Unpacker.unpack
 

@@ -23,13 +23,13 @@ from tests.security.measure import Broken, refusal_of, require
 from w5xde import Job
 from w5xde.compression import parse_spec
 from w5xde.errors import JoinError, RemoteProtocolError
-from w5xde.learn.canary import answer
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.codecs.receiver import CodecReceiver
-from w5xde.learn.layout import Blueprint, FlatModel, Group, describe, differences
-from w5xde.learn.payload import unpack
-from w5xde.learn.sketch import ROW
-from w5xde.learn.trainer import Trainer
+from w5xde.learn.data.payload import unpack
+from w5xde.learn.model.layout import Blueprint, FlatModel, Group, describe, differences
+from w5xde.learn.train.trainer import Trainer
+from w5xde.learn.trust.canary import answer
+from w5xde.learn.trust.sketch import ROW
 from w5xde.messages import (
     TRAINED,
     Canary,

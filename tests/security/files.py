@@ -28,9 +28,9 @@ from tests.sim.disk import VirtualDisk
 from tests.system.jobs import data, loss
 from w5xde.config import Settings
 from w5xde.errors import JoinError, UsageError
-from w5xde.learn.checkpoint import capture, restore
-from w5xde.learn.learner import Learner
-from w5xde.learn.prepare import prepare
+from w5xde.learn.job.coordinator_setup import prepare
+from w5xde.learn.step.checkpoint import capture, restore
+from w5xde.learn.step.learner import Learner
 from w5xde.runs import MANIFEST, read_manifest
 from w5xde.runtime.auditing import audit_disk
 from w5xde.runtime.disk import RealDisk

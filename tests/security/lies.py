@@ -21,11 +21,11 @@ import zstandard
 from tests.protocol.streams import around, head
 from tests.security import decoders, files
 from tests.security.measure import KIB, MIB, core_seconds, peak_bytes, refusal_of, require
-from w5xde.learn.canary import answer
-from w5xde.learn.checkpoint import restore
 from w5xde.learn.codecs.pipeline import parse
-from w5xde.learn.layout import Blueprint
-from w5xde.learn.payload import unpack
+from w5xde.learn.data.payload import unpack
+from w5xde.learn.model.layout import Blueprint
+from w5xde.learn.step.checkpoint import restore
+from w5xde.learn.trust.canary import answer
 from w5xde.messages import (
     CANARY_BODY_BYTES_MAX,
     TRAINED,

@@ -19,7 +19,7 @@ import torch
 import w5xde
 from tests.system import jobs
 from tests.system.harness import JOBS, PATIENCE_SECONDS, ended, events, forked, when_there
-from w5xde.learn.enrol import prepare_node
+from w5xde.learn.job.node_setup import prepare_node
 from w5xde.messages import Hello, Message, Ready, Welcome
 from w5xde.protocol.wire import Body, Decoder, Limits, encode
 from w5xde.runtime import tls

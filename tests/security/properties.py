@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.protocol.streams import ROOMY, written
 from tests.security import decoders, files, inputs
 from tests.security.measure import MIB, core_seconds, peak_bytes, require
-from w5xde.learn.layout import DTYPES
+from w5xde.learn.model.layout import DTYPES
 from w5xde.messages import Bytes, DictOf, Item, ListOf, TensorAt, TupleOf, Value
 from w5xde.protocol.wire import GREETING_LIMITS, Limits
 from w5xde.runtime.expected import WELCOME_LIMITS

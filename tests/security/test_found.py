@@ -12,7 +12,7 @@ from tests.security import files
 from tests.security.measure import KIB, MIB, peak_bytes, refusal_of
 from w5xde.config import Settings
 from w5xde.errors import RemoteProtocolError, StorageError
-from w5xde.learn.payload import Unpacker, unpack
+from w5xde.learn.data.payload import Unpacker, unpack
 from w5xde.messages import TRAINED, Answer, Entry, Layout, ListOf, TensorAt, Update
 from w5xde.protocol.wire import GREETING_LIMITS, Decoder, Limits, encode
 from w5xde.runs import MANIFEST, read_manifest

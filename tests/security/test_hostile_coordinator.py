@@ -21,9 +21,9 @@ from tests.system.harness import answering, clear_ticket
 from tests.system.jobs import job
 from w5xde.config import Settings
 from w5xde.errors import JoinError, RemoteProtocolError, W5xdeError
-from w5xde.learn.enrol import NodeParts, prepare_node
-from w5xde.learn.layout import Blueprint
-from w5xde.learn.prepare import prepare
+from w5xde.learn.job.coordinator_setup import prepare
+from w5xde.learn.job.node_setup import NodeParts, prepare_node
+from w5xde.learn.model.layout import Blueprint
 from w5xde.messages import Batch, Bytes, Loan, Params, TensorAt, Value, Welcome, Work
 from w5xde.protocol.wire import Decoder, Limits, encode
 from w5xde.runtime import expected

@@ -18,7 +18,7 @@ import w5xde
 from tests.security.pool import HERE, Attacked, Stranger, attacked
 from tests.system.harness import JOBS, answering, forked
 from w5xde.errors import JoinError
-from w5xde.learn.layout import Blueprint
+from w5xde.learn.model.layout import Blueprint
 from w5xde.messages import Answer, Beat, Bye, Hello, Ready, Refuse, Update, Welcome, Work
 from w5xde.protocol.wire import encode
 from w5xde.runtime import tls

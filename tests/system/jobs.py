@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import w5xde
-from w5xde.learn.canary import SAMPLES as CANARY_SAMPLES
+from w5xde.learn.trust.canary import SAMPLES as CANARY_SAMPLES
 
 SAMPLES = 200
 

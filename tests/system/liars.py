@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from w5xde.learn.canary import SAMPLES
+from w5xde.learn.trust.canary import SAMPLES
 
 Loss = Callable[[nn.Module, Any], Tensor]
 _OURS = os.getpid()

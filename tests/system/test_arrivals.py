@@ -18,8 +18,8 @@ from torch.utils.data import TensorDataset
 
 import w5xde
 from tests.system.harness import events
-from w5xde.learn.arrival import Added
-from w5xde.learn.layout import Vector
+from w5xde.learn.model.layout import Vector
+from w5xde.learn.step.incoming import Added
 from w5xde.runtime import arrivals, intake
 from w5xde.runtime.arrivals import Arrivals
 from w5xde.runtime.peer import Peer

@@ -387,8 +387,8 @@ def test_the_command_knows_every_row_and_every_study():
 
 def test_the_measured_job_is_the_example_at_one_learning_rate():
     from w5xde.bench import jobs
-    from w5xde.learn.build import build_model
-    from w5xde.learn.job import load_job
+    from w5xde.learn.job.build import build_model
+    from w5xde.learn.job.job import load_job
 
     example = load_job(str(ROOT / "examples" / "seed_mlp.py"))
     for mine, theirs in zip(jobs.seed.data().tensors, example.data().tensors, strict=True):

@@ -16,7 +16,7 @@ from tests.system.jobs import job
 from w5xde import cli
 from w5xde.config import Settings
 from w5xde.errors import JoinError, TrainingError, UsageError, W5xdeError
-from w5xde.learn.prepare import prepare
+from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.messages import Bye, Rules, Welcome
 from w5xde.protocol.wire import encode
 from w5xde.runtime import route

@@ -23,7 +23,7 @@ from tests.system.harness import JOBS, AtStep, command, ended, events, forked, w
 from tests.system.jobs import data
 from w5xde.cli import main
 from w5xde.control.node import Checked, Dial, DialFailed, Lost, NodeCore, Opened, Welcomed
-from w5xde.learn.job import load_job
+from w5xde.learn.job.job import load_job
 
 SETTINGS: dict[str, Any] = {"batches_per_step": 2, "epochs": 6, "seed": 3}
 STEPS = 24  # 7 batches an epoch, in 4 steps

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from w5xde.control.trust.norm_limits import NormLimit
-from w5xde.learn.soundness import Gauge
-from w5xde.learn.undo import Undo
+from w5xde.learn.step.finite import Gauge
+from w5xde.learn.step.rollback import Undo
 
 TURN_SECONDS = 0.5
 # Reading the clock takes longer than a short look: so one of so many, by chance, is timed and counts for all,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from w5xde.learn.layout import Group
+    from w5xde.learn.model.layout import Group
 
 SPECS = (
     "none",
@@ -137,7 +137,7 @@ def _trained(name: str, model: nn.Module, loss: Callable[[nn.Module], Tensor]) -
     """The last gradient of some steps, laid out as it would be sent."""
     import torch
 
-    from w5xde.learn.layout import Blueprint, describe
+    from w5xde.learn.model.layout import Blueprint, describe
 
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     for _ in range(STEPS):

@@ -19,8 +19,8 @@ from w5xde.config import Settings
 from w5xde.control.pool.connection_limits import STRANGERS_HERE_MAX
 from w5xde.control.pool.members import BEAT_SECONDS
 from w5xde.errors import TrainingError
-from w5xde.learn.enrol import prepare_node
-from w5xde.learn.trainer import Task
+from w5xde.learn.job.node_setup import prepare_node
+from w5xde.learn.train.trainer import Task
 from w5xde.messages import (
     PROTOCOL_VERSION,
     Answer,

@@ -22,9 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from w5xde.bench.crew import Line, Work, crew
 from w5xde.bench.jobs import SEED, loss_of, read_batches
-from w5xde.learn.build import build_model
-from w5xde.learn.device import use_threads
-from w5xde.learn.job import Job
+from w5xde.learn.job.build import build_model
+from w5xde.learn.job.job import Job
+from w5xde.learn.model.device import use_threads
 
 GLOO_TIMEOUT_SECONDS = 60.0
 # How often the processes agree on whether to go on: seldom enough to cost nothing.

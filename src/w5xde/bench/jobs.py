@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, TensorDataset
 
 from w5xde.datasets import python_docs
-from w5xde.learn.build import build_source
-from w5xde.learn.data import MapSource
-from w5xde.learn.job import Job
+from w5xde.learn.data.sources import MapSource
+from w5xde.learn.job.build import build_source
+from w5xde.learn.job.job import Job
 
 BATCH_SIZE = 32
 SEED = 0

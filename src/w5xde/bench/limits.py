@@ -15,9 +15,9 @@ from typing import Any
 
 from w5xde.bench.crew import Line, crew, run_apart, start_together
 from w5xde.bench.jobs import SEED, read_batches
-from w5xde.learn.build import build_model
-from w5xde.learn.device import core_count, use_threads
-from w5xde.learn.job import Job
+from w5xde.learn.job.build import build_model
+from w5xde.learn.job.job import Job
+from w5xde.learn.model.device import core_count, use_threads
 
 SEND_BYTES = 1024 * 1024
 # Larger than any cache here, so that memory itself is measured.

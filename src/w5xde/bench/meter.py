@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from w5xde.learn.device import core_count
+from w5xde.learn.model.device import core_count
 
 
 def tree(pid: int) -> list[int]:

@@ -17,7 +17,7 @@ from w5xde.bench.meter import machine
 from w5xde.bench.pairs import Measured, dropped, in_turns, median, run_of_ours
 from w5xde.bench.seed import SYNC_STEP_BATCHES, Say
 from w5xde.bench.stats import compare
-from w5xde.learn.job import Job
+from w5xde.learn.job.job import Job
 
 
 @dataclass(frozen=True, slots=True)

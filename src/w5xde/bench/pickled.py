@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.codecs import pipeline
 from w5xde.learn.codecs.numbers import Run
-from w5xde.learn.layout import Blueprint, Group, describe
+from w5xde.learn.model.layout import Blueprint, Group, describe
 
 NAME = "pickled"
 PROTOCOL = 5

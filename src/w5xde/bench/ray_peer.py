@@ -17,9 +17,9 @@ from w5xde.bench.crew import Line, run_apart
 from w5xde.bench.ddp import Exchanged
 from w5xde.bench.jobs import SEED, loss_of, read_batches
 from w5xde.bench.meter import cpu_seconds, tree
-from w5xde.learn.build import build_model
-from w5xde.learn.device import use_threads
-from w5xde.learn.job import Job
+from w5xde.learn.job.build import build_model
+from w5xde.learn.job.job import Job
+from w5xde.learn.model.device import use_threads
 
 WARM_UP_SECONDS = 1.0
 # Ray starts a dozen processes of its own before anything else.

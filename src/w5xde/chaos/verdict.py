@@ -9,8 +9,8 @@ from typing import Any
 from w5xde.config import Settings
 from w5xde.demo import accuracy, alone
 from w5xde.errors import TrainingError
-from w5xde.learn.device import threads
-from w5xde.learn.digest import weights_sha256
+from w5xde.learn.model.device import threads
+from w5xde.learn.model.digest import weights_sha256
 from w5xde.runs import read_manifest
 from w5xde.runtime.auditing import Report, audit_run
 

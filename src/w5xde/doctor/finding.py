@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from w5xde.errors import W5xdeError
-from w5xde.learn.job import describe
+from w5xde.learn.job.job import describe
 
 State = Literal["ok", "warning", "error"]
 

@@ -265,7 +265,7 @@ def _by_hand(left: torch.Tensor) -> torch.Tensor:
 def check_device(wanted: str) -> Iterator[Finding]:
     import torch
 
-    from w5xde.learn.device import choose_device, core_count
+    from w5xde.learn.model.device import choose_device, core_count
 
     device = choose_device(wanted)
     if not _multiplies_well(device):
@@ -282,7 +282,7 @@ def check_compute(wanted: str) -> Iterator[Finding]:
     import torch
     from torch import nn
 
-    from w5xde.learn.device import choose_device, threads
+    from w5xde.learn.model.device import choose_device, threads
 
     device = choose_device(wanted)
     with threads(1):

@@ -18,11 +18,11 @@ from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.pool.members import STALL_SECONDS
 from w5xde.control.steps.leases import Lease
-from w5xde.learn.arrival import Added, Kept, Unwanted, Wire, Written
-from w5xde.learn.buffers import POOLED_BYTES_MIN
 from w5xde.learn.codecs.receiver import CodecReceiver
-from w5xde.learn.layout import Vector
-from w5xde.learn.learner import Learner
+from w5xde.learn.model.buffers import POOLED_BYTES_MIN
+from w5xde.learn.model.layout import Vector
+from w5xde.learn.step.incoming import Added, Kept, Unwanted, Wire, Written
+from w5xde.learn.step.learner import Learner
 from w5xde.messages import Answer
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.peer import Peer

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from w5xde.callbacks import Callback
-from w5xde.learn.job import describe
+from w5xde.learn.job.job import describe
 from w5xde.runtime.status import NodeReport, RunStatus
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.cut import Cut
 from w5xde.control.steps.plan import Plan
 from w5xde.errors import StorageError, UsageError, W5xdeError
-from w5xde.learn.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.learn.codecs.receiver import CodecReceiver
 from w5xde.learn.codecs.sender import goes_as_it_is
-from w5xde.learn.data import Start
-from w5xde.learn.job import describe
-from w5xde.learn.learner import Learner, Spoiled
-from w5xde.learn.prepare import Prepared
+from w5xde.learn.data.sources import Start
+from w5xde.learn.job.coordinator_setup import Prepared
+from w5xde.learn.job.job import describe
+from w5xde.learn.model.buffers import POOLED_BYTES_MIN, Buffers
+from w5xde.learn.step.learner import Learner, Spoiled
 from w5xde.messages import Welcome
 from w5xde.runtime.door import Door, places_of
 from w5xde.runtime.entry import Entry

@@ -21,10 +21,10 @@ from w5xde.control import events as ev
 from w5xde.control.coordinator import TICK_SECONDS
 from w5xde.control.pool.members import BEAT_SECONDS
 from w5xde.errors import TrainingError
-from w5xde.learn.checkpoint import model_file
-from w5xde.learn.device import use_threads
-from w5xde.learn.job import describe
-from w5xde.learn.prepare import Prepared
+from w5xde.learn.job.coordinator_setup import Prepared
+from w5xde.learn.job.job import describe
+from w5xde.learn.model.device import use_threads
+from w5xde.learn.step.checkpoint import model_file
 from w5xde.runtime import begin
 from w5xde.runtime.accountant import Accountant
 from w5xde.runtime.actor import Actor

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from w5xde.control.steps.leases import Lease, Leases
-from w5xde.learn.payload import Packed
+from w5xde.learn.data.payload import Packed
 from w5xde.messages import Batch, Cancel, Loan, Params, Work
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.loader import Loader

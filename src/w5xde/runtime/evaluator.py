@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from w5xde.learn.layout import FlatModel
-from w5xde.learn.prepare import Prepared
+from w5xde.learn.job.coordinator_setup import Prepared
+from w5xde.learn.model.layout import FlatModel
 from w5xde.runtime.actor import Actor
 
 

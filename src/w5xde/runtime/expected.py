@@ -9,7 +9,7 @@ from __future__ import annotations
 from w5xde.compression import NONE
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.codecs.pipeline import parse
-from w5xde.learn.layout import Blueprint
+from w5xde.learn.model.layout import Blueprint
 from w5xde.messages import CANARY_BODY_BYTES_MAX, Loan, Message, Params, Work
 from w5xde.protocol.wire import Limits
 

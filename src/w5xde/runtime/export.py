@@ -10,8 +10,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from w5xde.errors import StorageError
-from w5xde.learn.checkpoint import MODEL
-from w5xde.learn.job import describe
+from w5xde.learn.job.job import describe
+from w5xde.learn.step.checkpoint import MODEL
 from w5xde.runtime.disk import RealDisk
 from w5xde.runtime.restore import facts_of
 from w5xde.runtime.store import Store

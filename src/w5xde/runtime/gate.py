@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from w5xde.learn.buffers import POOLED_BYTES_MIN
+from w5xde.learn.model.buffers import POOLED_BYTES_MIN
 from w5xde.runtime.transport import Connection
 
 # On this machine or a fast network a vector of a hundred megabytes has come by then.

@@ -14,10 +14,10 @@ from w5xde.compression import NONE
 from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore
 from w5xde.errors import RemoteProtocolError
-from w5xde.learn.arrival import Added, Arrival
 from w5xde.learn.codecs.receiver import CodecReceiver
-from w5xde.learn.layout import Vector
-from w5xde.learn.learner import Contribution, Learner
+from w5xde.learn.model.layout import Vector
+from w5xde.learn.step.incoming import Added, Arrival
+from w5xde.learn.step.learner import Contribution, Learner
 from w5xde.messages import Answer, Rejected, Update
 from w5xde.protocol.wire import Body
 from w5xde.runtime.actor import Actor

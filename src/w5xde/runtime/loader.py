@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 
 from w5xde.config import Settings
 from w5xde.errors import JobError
-from w5xde.learn.data import Key, MapSource, Source, Start, WorkerBatches, all_batches
-from w5xde.learn.payload import Packed, Packer
-from w5xde.learn.prepacked import PackedEpochs
+from w5xde.learn.data.packed_epochs import PackedEpochs
+from w5xde.learn.data.payload import Packed, Packer
+from w5xde.learn.data.sources import Key, MapSource, Source, Start, WorkerBatches, all_batches
 from w5xde.runtime.actor import Actor
 
 # Reading a batch on the loop delays everybody else by as much.

@@ -17,10 +17,10 @@ from w5xde.callbacks import Callback
 from w5xde.config import Settings
 from w5xde.control import node as nd
 from w5xde.errors import JoinError, TrainingError, W5xdeError
-from w5xde.learn.buffers import Buffers
-from w5xde.learn.device import choose_device, use_threads
-from w5xde.learn.enrol import NodeParts, prepare_node
-from w5xde.learn.job import Job, describe
+from w5xde.learn.job.job import Job, describe
+from w5xde.learn.job.node_setup import NodeParts, prepare_node
+from w5xde.learn.model.buffers import Buffers
+from w5xde.learn.model.device import choose_device, use_threads
 from w5xde.messages import (
     Answer,
     Beat,

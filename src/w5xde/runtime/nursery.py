@@ -22,7 +22,7 @@ import msgspec
 
 from w5xde.config import Settings
 from w5xde.errors import UsageError, W5xdeError
-from w5xde.learn.job import Job
+from w5xde.learn.job.job import Job
 from w5xde.runtime.node import Node
 from w5xde.runtime.passes import Pass
 from w5xde.ticket import Ticket, parse

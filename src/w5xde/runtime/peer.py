@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from w5xde.control.codec_choice import CodecChoice
-from w5xde.learn.arrival import Arrival
 from w5xde.learn.codecs.sender import CodecSender
+from w5xde.learn.step.incoming import Arrival
 from w5xde.messages import Update
 from w5xde.runtime.door import Visit
 from w5xde.runtime.transport import Connection

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
-from w5xde.learn.canary import CODE, FIX, Expectation
-from w5xde.learn.prepare import Prepared
+from w5xde.learn.job.coordinator_setup import Prepared
+from w5xde.learn.trust.canary import CODE, FIX, Expectation
 from w5xde.messages import Canary, Ready, Refuse
 from w5xde.protocol.wire import GREETING_LIMITS, Body, Limits
 from w5xde.runtime.metrics import sane_seconds

@@ -16,7 +16,7 @@ import msgspec
 import w5xde
 from w5xde.control.pool.connection_limits import Doorman
 from w5xde.errors import StorageError
-from w5xde.learn.buffers import POOLED_BYTES_MIN, Buffers
+from w5xde.learn.model.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.messages import (
     PROTOCOL_VERSION,
     Beat,

@@ -10,7 +10,7 @@ import torch
 from w5xde.compression import AUTO, AUTO_LOSSY, NONE
 from w5xde.learn.codecs.pipeline import Pipeline, parse
 from w5xde.learn.codecs.sender import CodecSender, goes_as_it_is
-from w5xde.learn.learner import Learner
+from w5xde.learn.step.learner import Learner
 from w5xde.runtime.peer import Peer
 
 

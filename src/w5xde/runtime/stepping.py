@@ -15,8 +15,8 @@ import torch
 from w5xde.control import events as ev
 from w5xde.control.steps.cut import Cut
 from w5xde.control.steps.plan import StepPlan
-from w5xde.learn.learner import Contribution, Learner, Spoiled, Total
-from w5xde.learn.robust import RobustSums
+from w5xde.learn.step.learner import Contribution, Learner, Spoiled, Total
+from w5xde.learn.step.robust_mean import RobustSums
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.keeper import Keeper
 from w5xde.runtime.loader import Loader

@@ -13,13 +13,13 @@ from w5xde.config import Settings
 from w5xde.control import events as ev
 from w5xde.control.steps.leases import Lease
 from w5xde.control.steps.plan import StepPlan
-from w5xde.learn.data import MapSource
-from w5xde.learn.device import use_threads
-from w5xde.learn.learner import Contribution, Learner
-from w5xde.learn.payload import Packed, unpack
-from w5xde.learn.prepare import Prepared
-from w5xde.learn.second import SecondOpinion, task_of
-from w5xde.learn.trainer import Task
+from w5xde.learn.data.payload import Packed, unpack
+from w5xde.learn.data.sources import MapSource
+from w5xde.learn.job.coordinator_setup import Prepared
+from w5xde.learn.model.device import use_threads
+from w5xde.learn.step.learner import Contribution, Learner
+from w5xde.learn.train.trainer import Task
+from w5xde.learn.trust.recompute import SecondOpinion, task_of
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.peer import Peer
 from w5xde.tree import Span, batch_seed

@@ -16,14 +16,14 @@ import torch
 from w5xde.compression import NONE
 from w5xde.control.codec_choice import CodecChoice
 from w5xde.errors import RemoteProtocolError, W5xdeError
-from w5xde.learn.buffers import POOLED_BYTES_MIN
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.codecs.sender import CodecSender, goes_as_it_is
-from w5xde.learn.enrol import NodeParts
-from w5xde.learn.job import BatchFailed
-from w5xde.learn.layout import Vector, memory_of
-from w5xde.learn.payload import Unpacker
-from w5xde.learn.trainer import Outcome, Task
+from w5xde.learn.data.payload import Unpacker
+from w5xde.learn.job.job import BatchFailed
+from w5xde.learn.job.node_setup import NodeParts
+from w5xde.learn.model.buffers import POOLED_BYTES_MIN
+from w5xde.learn.model.layout import Vector, memory_of
+from w5xde.learn.train.trainer import Outcome, Task
 from w5xde.messages import Answer, Loan, Params, Work
 from w5xde.protocol.wire import Body
 from w5xde.tree import Span, batch_seed

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.codecs.compressors import BLOCK_BYTES, Compressor, refuse
 from w5xde.learn.codecs.numbers import Run
-from w5xde.learn.cores import on_all_cores
+from w5xde.learn.model.parallel import on_all_cores
 
 Bytes = NDArray[np.uint8]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from w5xde.learn.codecs.numbers import values_of
 from w5xde.learn.codecs.pipeline import Pipeline
-from w5xde.learn.layout import Group
+from w5xde.learn.model.layout import Group
 
 
 class ErrorFeedback:

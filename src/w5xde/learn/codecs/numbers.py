@@ -15,9 +15,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from w5xde.learn.buffers import POOLED_BYTES_MIN, Buffers
-from w5xde.learn.cores import on_all_cores
-from w5xde.learn.layout import ALIGNMENT_BYTES, Group
+from w5xde.learn.model.buffers import POOLED_BYTES_MIN, Buffers
+from w5xde.learn.model.layout import ALIGNMENT_BYTES, Group
+from w5xde.learn.model.parallel import on_all_cores
 
 _NARROWED = (torch.float32, torch.float64)
 # Values handled in one go: few enough for the cache, where several passes are nearly as cheap as one, and

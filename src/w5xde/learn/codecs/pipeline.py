@@ -17,7 +17,7 @@ from w5xde.compression import LOSSY, Kind, Stage, add_name, parse_spec, spell
 from w5xde.learn.codecs import blocks
 from w5xde.learn.codecs.compressors import Compressor, Lz4, Lz4Frame, Zlib, Zstd, refuse
 from w5xde.learn.codecs.numbers import Int8, Narrow, Numbers, Run, new_bytes
-from w5xde.learn.layout import Group
+from w5xde.learn.model.layout import Group
 
 _NUMBERS: dict[str, Numbers] = {
     "fp16": Narrow(torch.float16),

@@ -14,7 +14,7 @@ from w5xde.compression import AUTO, AUTO_LOSSY, NONE
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.codecs.sender import LOSSLESS, LOSSY
-from w5xde.learn.layout import Group
+from w5xde.learn.model.layout import Group
 
 
 class CodecReceiver:

@@ -16,7 +16,7 @@ from torch import Tensor
 from w5xde.compression import AUTO, AUTO_LOSSY, NONE, UP_ONLY, parse_spec, refuse_down
 from w5xde.learn.codecs.feedback import ErrorFeedback
 from w5xde.learn.codecs.pipeline import Pipeline, parse
-from w5xde.learn.layout import ALIGNMENT_BYTES, Group
+from w5xde.learn.model.layout import ALIGNMENT_BYTES, Group
 
 # A payload that fits a few packets gains nothing: it goes as it is, and nobody even thinks about it.
 SMALL_BYTES = 4096

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from w5xde.learn.job import BatchFailed
-from w5xde.learn.layout import Blueprint, Vector
-from w5xde.learn.soundness import may_be_wild
-from w5xde.learn.trainer import Task, Trainer
+from w5xde.learn.job.job import BatchFailed
+from w5xde.learn.model.layout import Blueprint, Vector
+from w5xde.learn.step.finite import may_be_wild
+from w5xde.learn.train.trainer import Task, Trainer
 from w5xde.tree import Span
 
 # Relative differences that are rounding whoever computes; and how many times what is usual among pairs that

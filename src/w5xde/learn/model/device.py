@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from w5xde.errors import UsageError
-from w5xde.learn.job import describe
+from w5xde.learn.job.job import describe
 
 
 def core_count() -> int:

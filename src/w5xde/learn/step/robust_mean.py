@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from w5xde.learn.layout import Group, Vector
-from w5xde.learn.learner import Contribution, Learner, Spoiled, Total
+from w5xde.learn.model.layout import Group, Vector
+from w5xde.learn.step.learner import Contribution, Learner, Spoiled, Total
 from w5xde.messages import TRAINED
 from w5xde.robust import Robust
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from w5xde.errors import JobError
-from w5xde.learn.digest import same_bits
+from w5xde.learn.model.digest import same_bits
 from w5xde.messages import FROZEN, MOVING, NAME_CHARACTERS_MAX, STILL, TRAINED, Entry, Layout, Role
 
 # A cache line, so that no dtype's part starts in the middle of another's.

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from w5xde.learn.ahead import Ahead, Batch, Key, Known
-from w5xde.learn.device import to_device
-from w5xde.learn.digest import same_loss
-from w5xde.learn.job import BatchFailed, Job, describe
-from w5xde.learn.layout import Blueprint, FlatModel, Row, Vector
-from w5xde.learn.recorded import is_plain
-from w5xde.learn.seeding import seed_numpy, seed_python, torch_seeder
-from w5xde.learn.shapes import CHANGED, Recordings, Shape, tensors_of
+from w5xde.learn.job.job import BatchFailed, Job, describe
+from w5xde.learn.model.device import to_device
+from w5xde.learn.model.digest import same_loss
+from w5xde.learn.model.layout import Blueprint, FlatModel, Row, Vector
+from w5xde.learn.model.seeding import seed_numpy, seed_python, torch_seeder
+from w5xde.learn.train.recording.lookahead import Ahead, Batch, Key, Known
+from w5xde.learn.train.recording.record import is_plain
+from w5xde.learn.train.recording.shapes import CHANGED, Recordings, Shape, tensors_of
 from w5xde.messages import MOVING, TRAINED, Rules
 from w5xde.tree import Span, batch_seed, halves
 

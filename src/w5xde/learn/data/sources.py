@@ -24,9 +24,9 @@ from torch.utils.data import (
 )
 
 from w5xde.errors import JobError
-from w5xde.learn.job import describe
-from w5xde.learn.payload import Packer
-from w5xde.learn.seeding import seed_everything
+from w5xde.learn.data.payload import Packer
+from w5xde.learn.job.job import describe
+from w5xde.learn.model.seeding import seed_everything
 from w5xde.tree import batch_seed
 
 # Samples whose bytes make the fingerprint of a data set: enough to notice another order or another file.

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from w5xde.learn.digest import same_bits, same_loss
-from w5xde.learn.recorded import IN_PLACE, Call, Recording, Unfit, moving
+from w5xde.learn.model.digest import same_bits, same_loss
+from w5xde.learn.train.recording.record import IN_PLACE, Call, Recording, Unfit, moving
 
 # As many batches as often come together, and no more memory than stays close to a core.
 SIZE_MAX = 16

@@ -9,16 +9,16 @@ import torch
 
 from w5xde.compression import AUTO, AUTO_LOSSY
 from w5xde.errors import JoinError, RemoteProtocolError
-from w5xde.learn import layout as layouts
-from w5xde.learn.build import build_model, build_source
-from w5xde.learn.canary import Answer, answer
 from w5xde.learn.codecs.pipeline import parse
-from w5xde.learn.data import MapSource
-from w5xde.learn.device import core_count, use_threads
-from w5xde.learn.job import Job
-from w5xde.learn.layout import FlatModel
-from w5xde.learn.seeding import as_before
-from w5xde.learn.trainer import Trainer
+from w5xde.learn.data.sources import MapSource
+from w5xde.learn.job.build import build_model, build_source
+from w5xde.learn.job.job import Job
+from w5xde.learn.model import layout as layouts
+from w5xde.learn.model.device import core_count, use_threads
+from w5xde.learn.model.layout import FlatModel
+from w5xde.learn.model.seeding import as_before
+from w5xde.learn.train.trainer import Trainer
+from w5xde.learn.trust.canary import Answer, answer
 from w5xde.messages import MOVING, Rules, Welcome
 
 # More threads than cores are only slow; this many more are a mistake, or an attack. Any machine bears a few.

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import TensorDataset
 
-from w5xde.learn.data import MapSource, Source
-from w5xde.learn.payload import Packed, Packer, padding_of
+from w5xde.learn.data.payload import Packed, Packer, padding_of
+from w5xde.learn.data.sources import MapSource, Source
 from w5xde.messages import Item
 
 # Data up to this is worth copying anew in each epoch; beyond it batches are read one by one.

@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from w5xde.errors import JobError
-from w5xde.learn.data import Source, open_source
-from w5xde.learn.job import Job, describe
-from w5xde.learn.seeding import seed_everything
+from w5xde.learn.data.sources import Source, open_source
+from w5xde.learn.job.job import Job, describe
+from w5xde.learn.model.seeding import seed_everything
 
 
 def build_model(job: Job, seed: int) -> nn.Module:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 
-from w5xde.learn.device import core_count, use_threads
+from w5xde.learn.model.device import core_count, use_threads
 
 # More threads than this wait for memory rather than for cores.
 _THREADS_MAX = 8

@@ -14,8 +14,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from w5xde.learn.layout import Blueprint, Vector
-from w5xde.learn.soundness import Gauge
+from w5xde.learn.model.layout import Blueprint, Vector
+from w5xde.learn.step.finite import Gauge
 
 # Fits the processor's cache; a multiple of every alignment, so that no number is torn.
 PIECE_BYTES = 1024 * 1024

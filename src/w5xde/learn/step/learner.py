@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from w5xde.learn import lean
-from w5xde.learn.digest import weights_sha256
-from w5xde.learn.layout import FlatModel, Vector
-from w5xde.learn.quickstep import Stepper
-from w5xde.learn.soundness import Gauge, is_finite, may_be_wild
-from w5xde.learn.undo import Undo
+from w5xde.learn.model.digest import weights_sha256
+from w5xde.learn.model.layout import FlatModel, Vector
+from w5xde.learn.step import without_compiler as lean
+from w5xde.learn.step.fast_optimizer import Stepper
+from w5xde.learn.step.finite import Gauge, is_finite, may_be_wild
+from w5xde.learn.step.rollback import Undo
 from w5xde.messages import MOVING, TRAINED
 from w5xde.tree import PairwiseTree, Span
 

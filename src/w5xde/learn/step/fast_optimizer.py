@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from w5xde.learn import lean
-from w5xde.learn.lean import has_hooks, is_patched
+from w5xde.learn.step import without_compiler as lean
+from w5xde.learn.step.without_compiler import has_hooks, is_patched
 
 _ADAMS = (Adam, AdamW)
 

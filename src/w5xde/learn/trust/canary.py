@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.nn.functional import dropout
 
 from w5xde.errors import JoinError, RemoteProtocolError
-from w5xde.learn import formula
-from w5xde.learn.data import Source
-from w5xde.learn.device import exact_products
-from w5xde.learn.job import BatchFailed, describe
-from w5xde.learn.layout import FlatModel
-from w5xde.learn.payload import Packer, Unpacker
-from w5xde.learn.seeding import as_before, torch_seeder
-from w5xde.learn.sketch import ROW, sketch
-from w5xde.learn.trainer import Trainer
+from w5xde.learn.data.payload import Packer, Unpacker
+from w5xde.learn.data.sources import Source
+from w5xde.learn.job.job import BatchFailed, describe
+from w5xde.learn.model.device import exact_products
+from w5xde.learn.model.layout import FlatModel
+from w5xde.learn.model.seeding import as_before, torch_seeder
+from w5xde.learn.train.trainer import Trainer
+from w5xde.learn.trust import canary_weights as formula
+from w5xde.learn.trust.sketch import ROW, sketch
 from w5xde.messages import CANARY_BODY_BYTES_MAX, Canary
 
 CODE = "W5-212"

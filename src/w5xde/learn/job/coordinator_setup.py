@@ -13,19 +13,19 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from w5xde.config import Settings
 from w5xde.errors import JobError
-from w5xde.learn import layout as layouts
-from w5xde.learn.build import another, build_model, build_source, call
-from w5xde.learn.canary import Expectation, Unprovable
-from w5xde.learn.data import MapSource, Source
-from w5xde.learn.digest import same_bits
-from w5xde.learn.job import Job, describe
-from w5xde.learn.layout import FlatModel
-from w5xde.learn.lean import leave_the_compiler_out
-from w5xde.learn.learner import Learner
-from w5xde.learn.robust import RobustSums
-from w5xde.learn.seeding import as_before
-from w5xde.learn.trainer import Trainer
-from w5xde.learn.trial import Trial, refuse_unsavable, try_first_batch
+from w5xde.learn.data.sources import MapSource, Source
+from w5xde.learn.job.build import another, build_model, build_source, call
+from w5xde.learn.job.first_batch import Trial, refuse_unsavable, try_first_batch
+from w5xde.learn.job.job import Job, describe
+from w5xde.learn.model import layout as layouts
+from w5xde.learn.model.digest import same_bits
+from w5xde.learn.model.layout import FlatModel
+from w5xde.learn.model.seeding import as_before
+from w5xde.learn.step.learner import Learner
+from w5xde.learn.step.robust_mean import RobustSums
+from w5xde.learn.step.without_compiler import leave_the_compiler_out
+from w5xde.learn.train.trainer import Trainer
+from w5xde.learn.trust.canary import Expectation, Unprovable
 from w5xde.messages import STILL, TRAINED, Rules
 
 

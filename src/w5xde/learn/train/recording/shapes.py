@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from w5xde.learn.grouped import SIZE_MAX, Group
-from w5xde.learn.recorded import Recording, Unfit
+from w5xde.learn.train.recording.group import SIZE_MAX, Group
+from w5xde.learn.train.recording.record import Recording, Unfit
 
 # A batch that takes longer than this, so many times in a row, has little to gain.
 SMALL_SECONDS = 0.005

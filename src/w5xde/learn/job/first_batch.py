@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from w5xde.config import Settings
 from w5xde.errors import JobError
-from w5xde.learn import layout as layouts
-from w5xde.learn.data import MapSource, Source
-from w5xde.learn.device import to_device
-from w5xde.learn.job import Job, describe
-from w5xde.learn.payload import Packer, unpack
-from w5xde.learn.seeding import DrawnFrom, seed_everything
+from w5xde.learn.data.payload import Packer, unpack
+from w5xde.learn.data.sources import MapSource, Source
+from w5xde.learn.job.job import Job, describe
+from w5xde.learn.model import layout as layouts
+from w5xde.learn.model.device import to_device
+from w5xde.learn.model.seeding import DrawnFrom, seed_everything
 from w5xde.messages import Layout
 from w5xde.tree import batch_seed
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from w5xde.learn.layout import Blueprint, Vector
+from w5xde.learn.model.layout import Blueprint, Vector
 from w5xde.messages import TRAINED
 
 # Below this numpy, which calls sooner, is quicker than torch, which computes faster.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from w5xde.errors import JobError, RemoteProtocolError
-from w5xde.learn.layout import DTYPES, dtype_name
+from w5xde.learn.model.layout import DTYPES, dtype_name
 from w5xde.messages import Bytes, DictOf, Item, ListOf, TensorAt, TupleOf, Value
 
 # Enough for every dtype that torch loads in one piece.

@@ -23,10 +23,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from w5xde.errors import JobError, StorageError
-from w5xde.learn.digest import tensors_sha256
-from w5xde.learn.job import describe
-from w5xde.learn.layout import differences
-from w5xde.learn.learner import Learner
+from w5xde.learn.job.job import describe
+from w5xde.learn.model.digest import tensors_sha256
+from w5xde.learn.model.layout import differences
+from w5xde.learn.step.learner import Learner
 from w5xde.messages import Layout
 
 MODEL, TRAINING, LEARNER = "model.safetensors", "training.safetensors", "learner.json"

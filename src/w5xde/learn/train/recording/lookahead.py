@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from w5xde.learn.grouped import SIZE_MAX, Group
-from w5xde.learn.job import BatchFailed
-from w5xde.learn.layout import Block, Blueprint, Vector
-from w5xde.learn.shapes import CHANGED, Recordings, Shape
+from w5xde.learn.job.job import BatchFailed
+from w5xde.learn.model.layout import Block, Blueprint, Vector
+from w5xde.learn.train.recording.group import SIZE_MAX, Group
+from w5xde.learn.train.recording.shapes import CHANGED, Recordings, Shape
 
 # Blocks that are on their way; a few, because a node has little in hand at a time.
 BLOCKS_MAX = 8

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from w5xde.learn.layout import DTYPES, FlatModel
+from w5xde.learn.model.layout import DTYPES, FlatModel
 from w5xde.messages import FROZEN, TRAINED, Entry, Fill, Layout
 
 # A prime, so that no row of a weight falls into step with the table.

@@ -1,0 +1,1 @@
+"""Data: the samples of a batch, and how a batch becomes bytes."""

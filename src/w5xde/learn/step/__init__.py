@@ -1,0 +1,1 @@
+"""The optimizer step: sums of updates, their checks, the step, and its state in a checkpoint."""
