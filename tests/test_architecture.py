@@ -95,7 +95,7 @@ READERS = (
     "w5xde.runtime.seal",
     "w5xde.runtime.steplog",
     "w5xde.runtime.store",
-    "w5xde.runtime.transport",
+    "w5xde.runtime.net.connection",
     "w5xde.runtime.workbench",
     "w5xde.control",
     "w5xde.runtime.tickets",
@@ -103,8 +103,8 @@ READERS = (
     "w5xde.runtime.passes",
     "w5xde.runtime.private",
     "w5xde.runtime.entry",
-    "w5xde.runtime.door",
-    "w5xde.runtime.route",
+    "w5xde.runtime.net.listener",
+    "w5xde.runtime.net.dialer",
     "w5xde.runtime.peer",
 )
 

@@ -8,7 +8,7 @@ import socket
 import warnings
 
 from w5xde.control.pool.connection_limits import Doorman
-from w5xde.runtime.door import Door, places_of
+from w5xde.runtime.net.listener import Door, places_of
 
 
 def test_one_who_comes_at_the_last_moment_is_closed_with_the_door() -> None:

@@ -13,9 +13,9 @@ from w5xde.errors import JoinError, UsageError
 from w5xde.messages import Beat, Hello, Message, Params, Ready
 from w5xde.protocol.session import COORDINATOR, NODE, WORKING
 from w5xde.protocol.wire import Body, Limits, encode
-from w5xde.runtime.door import Door, places_of
-from w5xde.runtime.route import Route
-from w5xde.runtime.transport import Connection, Owner
+from w5xde.runtime.net.connection import Connection, Owner
+from w5xde.runtime.net.dialer import Route
+from w5xde.runtime.net.listener import Door, places_of
 from w5xde.ticket import Secret, Ticket
 
 LARGE = 8 * 1024 * 1024

@@ -15,8 +15,8 @@ from tests.system.harness import JOBS, command, ended, events, forked, ticket_of
 from w5xde.config import Settings
 from w5xde.errors import JoinError, UsageError
 from w5xde.messages import Refuse
-from w5xde.runtime.door import Place, places_of
 from w5xde.runtime.entry import Entry
+from w5xde.runtime.net.listener import Place, places_of
 from w5xde.ticket import parse
 
 NAME = "localhost"

@@ -16,10 +16,11 @@ from w5xde.control.pool.connection_limits import Doorman
 from w5xde.doctor import there
 from w5xde.errors import JoinError
 from w5xde.protocol.session import COORDINATOR, NODE
-from w5xde.runtime import route, tls
-from w5xde.runtime.door import Door, Place
 from w5xde.runtime.identity import RunIdentity, new_run_id
-from w5xde.runtime.route import Route
+from w5xde.runtime.net import dialer as route
+from w5xde.runtime.net import tls
+from w5xde.runtime.net.dialer import Route
+from w5xde.runtime.net.listener import Door, Place
 from w5xde.ticket import Secret, Ticket
 
 # One port, several addresses of this machine.

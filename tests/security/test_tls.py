@@ -20,8 +20,8 @@ from cryptography.x509.oid import NameOID
 
 import w5xde
 from w5xde.errors import JoinError, UsageError
-from w5xde.runtime import tls
 from w5xde.runtime.identity import RunIdentity, new_run_id
+from w5xde.runtime.net import tls
 
 HERE = "127.0.0.1"
 SECONDS = 10.0

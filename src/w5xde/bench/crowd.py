@@ -37,8 +37,8 @@ from w5xde.messages import (
 )
 from w5xde.protocol.session import NODE
 from w5xde.protocol.wire import Body, Limits
-from w5xde.runtime.route import Route
-from w5xde.runtime.transport import Connection, Owner
+from w5xde.runtime.net.connection import Connection, Owner
+from w5xde.runtime.net.dialer import Route
 from w5xde.ticket import Ticket, parse
 from w5xde.tree import Span
 

@@ -18,7 +18,7 @@ from w5xde.bench.product import Run, count_again, run_product, settings_for
 from w5xde.bench.seed import Say, runs_folder
 from w5xde.bench.stats import quotient
 from w5xde.config import Settings
-from w5xde.runtime.roads import HAS_LOCAL_ROAD
+from w5xde.runtime.net.sockets import HAS_LOCAL_ROAD
 
 FLOAT_BYTES = 4
 # As they are called in the rows, and as settings. The default is the fastest road there is here.

@@ -22,14 +22,14 @@ from w5xde.learn.job.job import describe
 from w5xde.learn.model.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.learn.step.learner import Learner, Spoiled
 from w5xde.messages import Welcome
-from w5xde.runtime.door import Door, places_of
 from w5xde.runtime.entry import Entry
 from w5xde.runtime.keeper import Keeper
+from w5xde.runtime.net.listener import Door, places_of
+from w5xde.runtime.net.sockets import configure
 from w5xde.runtime.proving import Proving
 from w5xde.runtime.reception import Host, Reception
 from w5xde.runtime.recorder import Recorder
 from w5xde.runtime.restore import Restored
-from w5xde.runtime.roads import configure
 
 
 def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | None) -> CoordinatorCore:

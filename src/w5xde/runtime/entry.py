@@ -24,15 +24,16 @@ from typing import TYPE_CHECKING
 from w5xde.config import Settings
 from w5xde.errors import UsageError
 from w5xde.messages import Hello
-from w5xde.runtime import private, tls
+from w5xde.runtime import private
 from w5xde.runtime.book import Entrance, TicketRow
 from w5xde.runtime.credentials import CREDENTIAL_BYTES, NODE_ID_BYTES
 from w5xde.runtime.machine import own_addresses
+from w5xde.runtime.net import tls
 from w5xde.runtime.tickets import Refused, TicketRegister
 from w5xde.ticket import ADDRESSES_MAX, ID_BYTES, SECRET_BYTES, Secret, Ticket
 
 if TYPE_CHECKING:
-    from w5xde.runtime.door import Place
+    from w5xde.runtime.net.listener import Place
 
 # How soon it counts what `w5xde ticket` did meanwhile.
 REFRESH_SECONDS = 1.0

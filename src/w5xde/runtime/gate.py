@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from w5xde.learn.model.buffers import POOLED_BYTES_MIN
-from w5xde.runtime.transport import Connection
+from w5xde.runtime.net.connection import Connection
 
 # On this machine or a fast network a vector of a hundred megabytes has come by then.
 PATIENCE_SECONDS = 0.25

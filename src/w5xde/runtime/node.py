@@ -43,11 +43,11 @@ from w5xde.runtime.audience import Audience
 from w5xde.runtime.expected import WELCOME_LIMITS, Expected
 from w5xde.runtime.machine import host_name
 from w5xde.runtime.memory import available_bytes
+from w5xde.runtime.net.connection import Connection, Owner
+from w5xde.runtime.net.dialer import Route
+from w5xde.runtime.net.sockets import configure
 from w5xde.runtime.passes import Pass
-from w5xde.runtime.roads import configure
-from w5xde.runtime.route import Route
 from w5xde.runtime.status import NodeReport
-from w5xde.runtime.transport import Connection, Owner
 from w5xde.runtime.workbench import Done, Workbench
 
 # Work that takes longer than this is done on a thread, so that the loop keeps beating; back on the loop only

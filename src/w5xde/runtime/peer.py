@@ -10,8 +10,8 @@ from w5xde.control.codec_choice import CodecChoice
 from w5xde.learn.codecs.sender import CodecSender
 from w5xde.learn.step.incoming import Arrival
 from w5xde.messages import Update
-from w5xde.runtime.door import Visit
-from w5xde.runtime.transport import Connection
+from w5xde.runtime.net.connection import Connection
+from w5xde.runtime.net.listener import Visit
 
 # Silence of a node that is known and not ready yet; strangers have so long in all.
 GREETING_SECONDS = 10.0

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 from w5xde.config import Settings
 from w5xde.errors import JoinError
-from w5xde.runtime import tls
-from w5xde.runtime.roads import dial_locally, is_here, reason_of
-from w5xde.runtime.transport import Connection
+from w5xde.runtime.net import tls
+from w5xde.runtime.net.connection import Connection
+from w5xde.runtime.net.sockets import dial_locally, is_here, reason_of
 from w5xde.ticket import Ticket
 
 DIAL_SECONDS = 5.0

@@ -19,9 +19,9 @@ from functools import lru_cache
 
 from w5xde.control.pool.connection_limits import ADDRESSES_MAX, STRANGER_SECONDS, Doorman
 from w5xde.errors import UsageError
-from w5xde.runtime import tls
-from w5xde.runtime.roads import HAS_LOCAL_ROAD, is_here, local_name, reason_of
-from w5xde.runtime.transport import Connection
+from w5xde.runtime.net import tls
+from w5xde.runtime.net.connection import Connection
+from w5xde.runtime.net.sockets import HAS_LOCAL_ROAD, is_here, local_name, reason_of
 
 BACKLOG = 1024
 # Who floods the door must not keep the loop from those who are in.

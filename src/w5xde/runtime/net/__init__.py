@@ -1,0 +1,1 @@
+"""Connections: listening, dialing, TLS and frames over sockets."""
