@@ -370,9 +370,9 @@ def run_node(
 ) -> NodeReport:
     """One node, with settings that are already checked; it `keeps` what lets it come back by itself."""
     named = _find(job)
+    from w5xde.runtime.admission.node_pass import Pass
     from w5xde.runtime.net.sockets import is_here
     from w5xde.runtime.node import Node
-    from w5xde.runtime.passes import Pass
 
     watch = watcher or Watcher()
     entrance = Pass(ticket, keeps=keeps)

@@ -12,7 +12,7 @@ from w5xde.errors import StorageError
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
-# Where keys and credentials are kept; see runtime/private.py.
+# Where keys and credentials are kept; see runtime/admission/private_files.py.
 STATE_VARIABLE = "W5XDE_STATE"
 
 

@@ -1,6 +1,6 @@
 """`w5xde ticket`: hand out tickets of a run, list them, take them back, keep a node out or let it in again.
 
-Reads what was typed and shows what came of it; `runtime/ticketing.py` does it.
+Reads what was typed and shows what came of it; `runtime/admission/commands.py` does it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def take_asked(given: dict[str, Any]) -> dict[str, Any]:
 
 def run_ticket(settings: Settings, asked: dict[str, Any]) -> dict[str, Any]:
     """Do it; returns what --json prints."""
-    from w5xde.runtime import ticketing
+    from w5xde.runtime.admission import commands as ticketing
 
     folder, now = find_run(settings.runs, asked["run"]), time.time()
     match asked["action"]:

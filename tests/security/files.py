@@ -32,6 +32,7 @@ from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.step.checkpoint import capture, restore
 from w5xde.learn.step.learner import Learner
 from w5xde.runs import MANIFEST, read_manifest
+from w5xde.runtime.admission.register import Entrance, TicketRegister
 from w5xde.runtime.auditing import audit_disk
 from w5xde.runtime.disk import RealDisk
 from w5xde.runtime.export import export_run
@@ -40,7 +41,6 @@ from w5xde.runtime.restore import facts_of, newest
 from w5xde.runtime.restore import restore as restore_run
 from w5xde.runtime.seal import NOTHING, seal, unseal
 from w5xde.runtime.store import Store
-from w5xde.runtime.tickets import Entrance, TicketRegister
 
 # --- what a learner knows -------------------------------------------------------------------------
 

@@ -22,8 +22,8 @@ from tests.system.harness import JOBS, PATIENCE_SECONDS, ended, events, forked, 
 from w5xde.learn.job.node_setup import prepare_node
 from w5xde.messages import Hello, Message, Ready, Welcome
 from w5xde.protocol.wire import Body, Decoder, Limits, encode
+from w5xde.runtime.admission.register import TicketRegister
 from w5xde.runtime.net import tls
-from w5xde.runtime.tickets import TicketRegister
 from w5xde.ticket import Secret, Ticket, parse
 
 HERE = "127.0.0.1"

@@ -15,7 +15,7 @@ from tests.system.harness import JOBS, command, ended, events, forked, ticket_of
 from w5xde.config import Settings
 from w5xde.errors import JoinError, UsageError
 from w5xde.messages import Refuse
-from w5xde.runtime.entry import Entry
+from w5xde.runtime.admission.gatekeeper import Entry
 from w5xde.runtime.net.listener import Place, places_of
 from w5xde.ticket import parse
 

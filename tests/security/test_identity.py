@@ -13,9 +13,9 @@ from cryptography import x509
 
 from tests.security.test_ticket import make
 from w5xde.errors import StorageError
-from w5xde.runtime import private
-from w5xde.runtime.credentials import Credential, NodeCredentials, pool_of
-from w5xde.runtime.identity import RunIdentity, new_run_id
+from w5xde.runtime.admission import private_files as private
+from w5xde.runtime.admission.credentials import Credential, NodeCredentials, pool_of
+from w5xde.runtime.admission.identity import RunIdentity, new_run_id
 from w5xde.ticket import Secret
 
 RUN = "0123456789abcdef"
@@ -210,7 +210,7 @@ def test_a_damaged_identity_is_refused_and_kept(state):
 
 def test_several_who_come_at_once_have_one_identity(state):
     code = (
-        "import sys; from pathlib import Path; from w5xde.runtime.identity import RunIdentity\n"
+        "import sys; from pathlib import Path; from w5xde.runtime.admission.identity import RunIdentity\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
         f"print(RunIdentity.load_or_create({RUN!r}, Path(sys.argv[1])).fingerprint.hex())"
     )
@@ -266,7 +266,7 @@ def test_nodes_of_one_machine_never_share_a_credential(state):
 def test_a_place_is_free_again_when_its_process_is_killed_though_a_child_lives_on(state):
     code = (
         "import os, sys, time; from pathlib import Path\n"
-        "from w5xde.runtime.credentials import NodeCredentials\n"
+        "from w5xde.runtime.admission.credentials import NodeCredentials\n"
         "credentials = NodeCredentials('pool', Path(sys.argv[1]))\n"
         "child = os.fork()\n"
         "if child: print(child, flush=True)\n"

@@ -21,7 +21,7 @@ from w5xde.errors import JoinError
 from w5xde.learn.model.layout import Blueprint
 from w5xde.messages import Answer, Beat, Bye, Hello, Ready, Refuse, Update, Welcome, Work
 from w5xde.protocol.wire import encode
-from w5xde.runtime.identity import RunIdentity, new_run_id
+from w5xde.runtime.admission.identity import RunIdentity, new_run_id
 from w5xde.runtime.net import tls
 from w5xde.ticket import Secret, Ticket
 

@@ -11,9 +11,11 @@ import pytest
 
 from tests.security.test_identity import trouble
 from w5xde.errors import UsageError
-from w5xde.runtime import private, seal, tickets
-from w5xde.runtime.book import Entrance
-from w5xde.runtime.tickets import Refused, TicketRegister
+from w5xde.runtime import seal
+from w5xde.runtime.admission import private_files as private
+from w5xde.runtime.admission import register as tickets
+from w5xde.runtime.admission.register import Refused, TicketRegister
+from w5xde.runtime.admission.register_rows import Entrance
 from w5xde.ticket import Ticket, parse
 
 NOW = 1_800_000_000.0
@@ -362,7 +364,7 @@ def test_a_register_that_is_missing_or_open_to_others_is_refused(register, folde
 OTHER = """
 import sys
 from pathlib import Path
-from w5xde.runtime.tickets import TicketRegister
+from w5xde.runtime.admission.register import TicketRegister
 register = TicketRegister(Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()

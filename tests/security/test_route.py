@@ -16,7 +16,7 @@ from w5xde.control.pool.connection_limits import Doorman
 from w5xde.doctor import there
 from w5xde.errors import JoinError
 from w5xde.protocol.session import COORDINATOR, NODE
-from w5xde.runtime.identity import RunIdentity, new_run_id
+from w5xde.runtime.admission.identity import RunIdentity, new_run_id
 from w5xde.runtime.net import dialer as route
 from w5xde.runtime.net import tls
 from w5xde.runtime.net.dialer import Route

@@ -12,7 +12,7 @@ from w5xde.config import Settings
 from w5xde.control.pool.connection_limits import Doorman
 from w5xde.messages import Beat, Params
 from w5xde.protocol.session import COORDINATOR, NODE, WORKING
-from w5xde.runtime.identity import RunIdentity, new_run_id
+from w5xde.runtime.admission.identity import RunIdentity, new_run_id
 from w5xde.runtime.net import tls
 from w5xde.runtime.net.dialer import Route
 from w5xde.runtime.net.listener import Door, places_of

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from w5xde.errors import JoinError, UsageError
-from w5xde.runtime.qr import qr_lines
+from w5xde.runtime.admission.qr import qr_lines
 from w5xde.ticket import (
     Secret,
     Ticket,

@@ -9,8 +9,7 @@ import pytest
 
 from tests.security.test_register import ENTRANCE, NOW, admit
 from w5xde.errors import StorageError, UsageError
-from w5xde.runtime.book import Entrance
-from w5xde.runtime.ticketing import (
+from w5xde.runtime.admission.commands import (
     parse_lifetime,
     parse_uses,
     ticket_ban,
@@ -19,7 +18,8 @@ from w5xde.runtime.ticketing import (
     ticket_revoke,
     ticket_unban,
 )
-from w5xde.runtime.tickets import TicketRegister
+from w5xde.runtime.admission.register import TicketRegister
+from w5xde.runtime.admission.register_rows import Entrance
 from w5xde.ticket import parse
 
 

@@ -20,7 +20,7 @@ from cryptography.x509.oid import NameOID
 
 import w5xde
 from w5xde.errors import JoinError, UsageError
-from w5xde.runtime.identity import RunIdentity, new_run_id
+from w5xde.runtime.admission.identity import RunIdentity, new_run_id
 from w5xde.runtime.net import tls
 
 HERE = "127.0.0.1"

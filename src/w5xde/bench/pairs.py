@@ -16,7 +16,7 @@ import msgspec
 from w5xde.bench.product import count_again, run_product, settings_for
 from w5xde.bench.seed import Say, runs_folder
 from w5xde.learn.job.job import Job
-from w5xde.runtime.tickets import TicketRegister
+from w5xde.runtime.admission.register import TicketRegister
 
 # However slow a run is, it ends after this many times what it is measured for, and some seconds.
 SECONDS_FACTOR, SECONDS_MORE = 3, 20.0

@@ -22,7 +22,7 @@ from w5xde.learn.job.job import describe
 from w5xde.learn.model.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.learn.step.learner import Learner, Spoiled
 from w5xde.messages import Welcome
-from w5xde.runtime.entry import Entry
+from w5xde.runtime.admission.gatekeeper import Entry
 from w5xde.runtime.keeper import Keeper
 from w5xde.runtime.net.listener import Door, places_of
 from w5xde.runtime.net.sockets import configure

@@ -39,6 +39,7 @@ from w5xde.messages import (
 from w5xde.protocol.session import NODE
 from w5xde.protocol.wire import Body
 from w5xde.runtime.actor import Actor
+from w5xde.runtime.admission.node_pass import Pass
 from w5xde.runtime.audience import Audience
 from w5xde.runtime.expected import WELCOME_LIMITS, Expected
 from w5xde.runtime.machine import host_name
@@ -46,7 +47,6 @@ from w5xde.runtime.memory import available_bytes
 from w5xde.runtime.net.connection import Connection, Owner
 from w5xde.runtime.net.dialer import Route
 from w5xde.runtime.net.sockets import configure
-from w5xde.runtime.passes import Pass
 from w5xde.runtime.status import NodeReport
 from w5xde.runtime.workbench import Done, Workbench
 

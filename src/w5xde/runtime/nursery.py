@@ -23,8 +23,8 @@ import msgspec
 from w5xde.config import Settings
 from w5xde.errors import UsageError, W5xdeError
 from w5xde.learn.job.job import Job
+from w5xde.runtime.admission.node_pass import Pass
 from w5xde.runtime.node import Node
-from w5xde.runtime.passes import Pass
 from w5xde.ticket import Ticket, parse
 
 # How long nodes may take to part after their owner has gone.

@@ -28,7 +28,7 @@ from w5xde.ticket import other_identity
 
 if TYPE_CHECKING:
     # Only who makes certificates needs what makes them; a node does not.
-    from w5xde.runtime.identity import RunIdentity
+    from w5xde.runtime.admission.identity import RunIdentity
 
 # asyncio would wait 60 and 30 seconds; strangers must not keep us that long.
 HANDSHAKE_SECONDS = 5.0

@@ -10,7 +10,13 @@ import w5xde
 from w5xde.errors import StorageError
 from w5xde.learn.model.device import core_count
 from w5xde.messages import PROTOCOL_VERSION, Hello
-from w5xde.runtime.credentials import CREDENTIAL_BYTES, NODE_ID_BYTES, Credential, NodeCredentials, pool_of
+from w5xde.runtime.admission.credentials import (
+    CREDENTIAL_BYTES,
+    NODE_ID_BYTES,
+    Credential,
+    NodeCredentials,
+    pool_of,
+)
 from w5xde.runtime.machine import machine_name
 from w5xde.ticket import Secret, Ticket
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from w5xde.errors import UsageError
-from w5xde.runtime.book import NodeRow, TicketRow
-from w5xde.runtime.qr import qr_lines
-from w5xde.runtime.tickets import LIFETIME_SECONDS, USES, TicketRegister
+from w5xde.runtime.admission.qr import qr_lines
+from w5xde.runtime.admission.register import LIFETIME_SECONDS, USES, TicketRegister
+from w5xde.runtime.admission.register_rows import NodeRow, TicketRow
 from w5xde.ticket import join_line, shown
 
 _LIFETIME = re.compile(r"(\d{1,9})\s*([smhd]?)")

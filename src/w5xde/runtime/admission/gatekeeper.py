@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING
 from w5xde.config import Settings
 from w5xde.errors import UsageError
 from w5xde.messages import Hello
-from w5xde.runtime import private
-from w5xde.runtime.book import Entrance, TicketRow
-from w5xde.runtime.credentials import CREDENTIAL_BYTES, NODE_ID_BYTES
+from w5xde.runtime.admission import private_files as private
+from w5xde.runtime.admission.credentials import CREDENTIAL_BYTES, NODE_ID_BYTES
+from w5xde.runtime.admission.register import Refused, TicketRegister
+from w5xde.runtime.admission.register_rows import Entrance, TicketRow
 from w5xde.runtime.machine import own_addresses
 from w5xde.runtime.net import tls
-from w5xde.runtime.tickets import Refused, TicketRegister
 from w5xde.ticket import ADDRESSES_MAX, ID_BYTES, SECRET_BYTES, Secret, Ticket
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Entry:
             self.is_exposed = not is_local
             return None
         # Only who makes certificates needs the library that does.
-        from w5xde.runtime.identity import RunIdentity
+        from w5xde.runtime.admission.identity import RunIdentity
 
         identity = RunIdentity.load_or_create(self._run_id, anew=self._settings.new_identity)
         self._fingerprint = self._house_fingerprint = identity.fingerprint

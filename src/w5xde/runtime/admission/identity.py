@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from w5xde.errors import StorageError
-from w5xde.runtime import private
+from w5xde.runtime.admission import private_files as private
 
 _RUN_ID = re.compile(r"[0-9a-f]{16}")
 # The pin says whom to trust, so dates must never say otherwise: neither on a computer whose clock begins in

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from w5xde.errors import StorageError
-from w5xde.runtime import private
+from w5xde.runtime.admission import private_files as private
 from w5xde.runtime.seal import Damaged, seal, unseal
 from w5xde.ticket import Secret, Ticket
 

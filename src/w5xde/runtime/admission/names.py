@@ -11,10 +11,10 @@ from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from w5xde.errors import StorageError
-from w5xde.runtime.book import TicketRow
-from w5xde.runtime.entry import Entry
+from w5xde.runtime.admission.gatekeeper import Entry
+from w5xde.runtime.admission.register import BANNED_MAX
+from w5xde.runtime.admission.register_rows import TicketRow
 from w5xde.runtime.peer import Peer
-from w5xde.runtime.tickets import BANNED_MAX
 
 
 class Guests:

@@ -1,0 +1,1 @@
+"""Admission: identity, tickets, credentials and names; which node may join."""
