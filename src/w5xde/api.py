@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from w5xde.learn.step.learner import Learner
     from w5xde.runtime.coordinator import Coordinator
-    from w5xde.runtime.keeper import Keeper
+    from w5xde.runtime.durable.journal import Keeper
+    from w5xde.runtime.durable.resume import Restored
+    from w5xde.runtime.durable.run_folder import Recorder
     from w5xde.runtime.node import Node
     from w5xde.runtime.nursery import Nursery
-    from w5xde.runtime.recorder import Recorder
-    from w5xde.runtime.restore import Restored
     from w5xde.runtime.status import NodeReport
 
 
@@ -207,7 +207,7 @@ def _run_prepared(
 
 
 def _open_folder(named: _Named, settings: Settings) -> Recorder:
-    from w5xde.runtime.recorder import Recorder
+    from w5xde.runtime.durable.run_folder import Recorder
 
     try:
         return Recorder(settings, named.stem)
@@ -238,8 +238,8 @@ def _open_books(learner: Learner, recorder: Recorder, settings: Settings) -> tup
     """What keeps the run's memory; if it is resumed, the learner is brought to where it goes on."""
     from w5xde.learn.step.checkpoint import capture, refuse_unkeepable
     from w5xde.learn.step.checkpoint import restore as restore_learner
-    from w5xde.runtime.keeper import Keeper
-    from w5xde.runtime.restore import restore
+    from w5xde.runtime.durable.journal import Keeper
+    from w5xde.runtime.durable.resume import restore
 
     if settings.checkpoint_every != "off":
         refuse_unkeepable(learner)

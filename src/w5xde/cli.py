@@ -352,7 +352,7 @@ def _demo(settings: Settings, chaos: bool) -> dict[str, Any]:
 
 
 def _audit(settings: Settings, run: str) -> dict[str, Any]:
-    from w5xde.runtime.auditing import audit_run
+    from w5xde.runtime.durable.audit import audit_run
     from w5xde.view import make_view
 
     report = audit_run(find_run(settings.runs, run))
@@ -362,7 +362,7 @@ def _audit(settings: Settings, run: str) -> dict[str, Any]:
 
 
 def _export(settings: Settings, run: str, to: str, out: str | None) -> dict[str, Any]:
-    from w5xde.runtime.export import export_run
+    from w5xde.runtime.durable.export import export_run
     from w5xde.view import make_view
 
     folder = find_run(settings.runs, run)

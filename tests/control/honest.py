@@ -19,7 +19,7 @@ from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.cut import Cut
 from w5xde.control.steps.leases import Lease
 from w5xde.control.steps.plan import Plan
-from w5xde.runtime.restore import Replayed, Restored
+from w5xde.runtime.durable.resume import Replayed, Restored
 
 BATCH_SECONDS = 0.1
 # An epoch is 7 batches: steps of 3, 3 and 1.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from w5xde.runtime.disk import Appender, Piece, RealDisk
+from w5xde.runtime.durable.disk import Appender, Piece, RealDisk
 
 
 class FaultyDisk(RealDisk):

@@ -22,8 +22,8 @@ from w5xde.config import Settings
 from w5xde.errors import W5xdeError
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.step.checkpoint import LEARNER, MODEL, TRAINING, capture, restore
-from w5xde.runtime.disk import RealDisk
-from w5xde.runtime.store import Store
+from w5xde.runtime.durable.checkpoints import Store
+from w5xde.runtime.durable.disk import RealDisk
 
 Files = dict[str, bytes]
 Spoil = Callable[[Files], None]

@@ -16,13 +16,13 @@ import pytest
 from tests.runtime.faults import FaultyDisk, failing_at
 from w5xde.control.steps.cut import Accounts, Cut, Progress
 from w5xde.control.steps.plan import Cursor
-from w5xde.runtime import ledger as module
-from w5xde.runtime.auditing import audit_disk
-from w5xde.runtime.disk import Disk, RealDisk
-from w5xde.runtime.ledger import Ledger, Reading, Record, segment_name, segments
-from w5xde.runtime.restore import Facts, KeptMeters
-from w5xde.runtime.seal import seal
-from w5xde.runtime.store import Store
+from w5xde.runtime.durable import ledger as module
+from w5xde.runtime.durable.audit import audit_disk
+from w5xde.runtime.durable.checkpoints import Store
+from w5xde.runtime.durable.disk import Disk, RealDisk
+from w5xde.runtime.durable.ledger import Ledger, Reading, Record, segment_name, segments
+from w5xde.runtime.durable.resume import Facts, KeptMeters
+from w5xde.runtime.durable.sealed_json import seal
 
 PLAN = {"step_batches": 1, "batch_size": 4, "samples": None, "epoch_limit": None, "step_limit": None}
 

@@ -11,7 +11,7 @@ import pytest
 
 from w5xde.config import Settings
 from w5xde.errors import StorageError
-from w5xde.runtime.recorder import Recorder
+from w5xde.runtime.durable.run_folder import Recorder
 from w5xde.ticket import Secret, Ticket, join_line
 from w5xde.view import View, _clock
 from w5xde.words import to_json

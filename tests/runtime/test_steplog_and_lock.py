@@ -14,9 +14,9 @@ import pytest
 
 from tests.runtime.faults import FaultyDisk, failing_at
 from w5xde.errors import StorageError
-from w5xde.runtime.disk import Disk, RealDisk
-from w5xde.runtime.lock import RunLock
-from w5xde.runtime.steplog import StepLog, forget_steps, read_steps
+from w5xde.runtime.durable.disk import Disk, RealDisk
+from w5xde.runtime.durable.lock import RunLock
+from w5xde.runtime.durable.step_log import StepLog, forget_steps, read_steps
 
 # --- steps ----------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ def test_a_forgotten_past_leaves_later_lives_alone(tmp_path: Path) -> None:
 def holder(folder: Path, then: str = "") -> tuple[subprocess.Popen[str], str]:
     """Another process that holds the lock, does something else, and stays; what it said."""
     program = (
-        "import os, signal\nfrom pathlib import Path\nfrom w5xde.runtime.lock import RunLock\n"
+        "import os, signal\nfrom pathlib import Path\nfrom w5xde.runtime.durable.lock import RunLock\n"
         f"lock = RunLock(Path({str(folder)!r}))\nsaid = 'held'\n{then}\n"
         "print(said, flush=True)\nsignal.pause()"
     )

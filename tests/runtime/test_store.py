@@ -20,10 +20,10 @@ from tests.system.jobs import job
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.step.checkpoint import LEARNER, MODEL, TRAINING, capture
 from w5xde.learn.step.learner import Learner
-from w5xde.runtime.auditing import audit_disk
-from w5xde.runtime.disk import RealDisk
-from w5xde.runtime.seal import Damaged, seal
-from w5xde.runtime.store import FOLDER, MANIFEST, Store
+from w5xde.runtime.durable.audit import audit_disk
+from w5xde.runtime.durable.checkpoints import FOLDER, MANIFEST, Store
+from w5xde.runtime.durable.disk import RealDisk
+from w5xde.runtime.durable.sealed_json import Damaged, seal
 
 FACTS = {"cut": {"progress": {"steps": 1}}, "ledger": {"sha256": "0" * 64, "records": 0}, "meters": {}}
 PAGE_BYTES = 4096

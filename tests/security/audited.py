@@ -81,7 +81,9 @@ def wrap_decoders(watch: Watch) -> None:
     from w5xde.learn.step import checkpoint
     from w5xde.protocol.session import Session
     from w5xde.protocol.wire import Decoder
-    from w5xde.runtime import export, ledger, steplog, store
+    from w5xde.runtime.durable import checkpoints as store
+    from w5xde.runtime.durable import export, ledger
+    from w5xde.runtime.durable import step_log as steplog
 
     for owner, name in (
         (Decoder, "buffer_updated"),

@@ -33,14 +33,14 @@ from w5xde.learn.step.checkpoint import capture, restore
 from w5xde.learn.step.learner import Learner
 from w5xde.runs import MANIFEST, read_manifest
 from w5xde.runtime.admission.register import Entrance, TicketRegister
-from w5xde.runtime.auditing import audit_disk
-from w5xde.runtime.disk import RealDisk
-from w5xde.runtime.export import export_run
-from w5xde.runtime.ledger import Ledger, segment_name
-from w5xde.runtime.restore import facts_of, newest
-from w5xde.runtime.restore import restore as restore_run
-from w5xde.runtime.seal import NOTHING, seal, unseal
-from w5xde.runtime.store import Store
+from w5xde.runtime.durable.audit import audit_disk
+from w5xde.runtime.durable.checkpoints import Store
+from w5xde.runtime.durable.disk import RealDisk
+from w5xde.runtime.durable.export import export_run
+from w5xde.runtime.durable.ledger import Ledger, segment_name
+from w5xde.runtime.durable.resume import facts_of, newest
+from w5xde.runtime.durable.resume import restore as restore_run
+from w5xde.runtime.durable.sealed_json import NOTHING, seal, unseal
 
 # --- what a learner knows -------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import tracemalloc
 from collections.abc import Callable
 
 from w5xde.errors import RemoteProtocolError, StorageError
-from w5xde.runtime.seal import Damaged
+from w5xde.runtime.durable.sealed_json import Damaged
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -11,11 +11,11 @@ import pytest
 
 from tests.security.test_identity import trouble
 from w5xde.errors import UsageError
-from w5xde.runtime import seal
 from w5xde.runtime.admission import private_files as private
 from w5xde.runtime.admission import register as tickets
 from w5xde.runtime.admission.register import Refused, TicketRegister
 from w5xde.runtime.admission.register_rows import Entrance
+from w5xde.runtime.durable import sealed_json as seal
 from w5xde.ticket import Ticket, parse
 
 NOW = 1_800_000_000.0

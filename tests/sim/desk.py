@@ -24,8 +24,8 @@ from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.leases import Lease
 from w5xde.control.steps.plan import Plan
 from w5xde.runtime.begin import first_records
-from w5xde.runtime.keeper import Keeper
-from w5xde.runtime.restore import Restored, restore
+from w5xde.runtime.durable.journal import Keeper
+from w5xde.runtime.durable.resume import Restored, restore
 from w5xde.tree import PairwiseTree, Span
 
 if TYPE_CHECKING:

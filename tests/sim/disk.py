@@ -10,7 +10,7 @@ import errno
 import random
 from collections.abc import Callable, Iterable
 
-from w5xde.runtime.disk import Appender, Piece
+from w5xde.runtime.durable.disk import Appender, Piece
 
 
 class File:

@@ -23,11 +23,11 @@ from w5xde.control.steps.cut import Accounts
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import StepWork
 from w5xde.control.steps.plan import Cursor, Plan
-from w5xde.runtime import keeper
-from w5xde.runtime.keeper import Keeper
-from w5xde.runtime.ledger import Ledger, Syncing
-from w5xde.runtime.steplog import StepLog
-from w5xde.runtime.store import Store
+from w5xde.runtime.durable import journal as keeper
+from w5xde.runtime.durable.checkpoints import Store
+from w5xde.runtime.durable.journal import Keeper
+from w5xde.runtime.durable.ledger import Ledger, Syncing
+from w5xde.runtime.durable.step_log import StepLog
 from w5xde.tree import PairwiseTree
 
 SEEDS = 1000

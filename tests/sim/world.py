@@ -22,7 +22,7 @@ from tests.sim.scenario import Blow, Scenario
 from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.steps.leases import INCARNATION_SHIFT
-from w5xde.runtime.auditing import audit_disk
+from w5xde.runtime.durable.audit import audit_disk
 
 # A run that needs more than this has lost its way: most seeds need a few hundred, the longest some 20,000.
 EVENTS_MAX = 200_000

@@ -29,7 +29,7 @@ from w5xde.bench.stages import STAGES, STUDIES
 from w5xde.bench.stats import compare
 from w5xde.cli import main
 from w5xde.errors import TrainingError, UsageError
-from w5xde.runtime.auditing import audit_run
+from w5xde.runtime.durable.audit import audit_run
 from w5xde.runtime.net.sockets import HAS_LOCAL_ROAD
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -20,7 +20,7 @@ from w5xde.chaos.verdict import Verdict, judge
 from w5xde.config import Settings
 from w5xde.control.audit.auditor import Findings
 from w5xde.errors import TrainingError
-from w5xde.runtime.auditing import Report, audit_run
+from w5xde.runtime.durable.audit import Report, audit_run
 
 # Forked from a process that has loaded torch, as local nodes are: half a minute less of loading it. The first
 # optimizer that steps loads torch._dynamo.

@@ -21,11 +21,11 @@ from w5xde.cli import main
 from w5xde.config import Settings
 from w5xde.doors import resolve
 from w5xde.errors import StorageError
-from w5xde.runtime import recorder
-from w5xde.runtime.auditing import audit_run
 from w5xde.runtime.coordinator import Coordinator
-from w5xde.runtime.disk import Piece, RealDisk
-from w5xde.runtime.ledger import Reading
+from w5xde.runtime.durable import run_folder as recorder
+from w5xde.runtime.durable.audit import audit_run
+from w5xde.runtime.durable.disk import Piece, RealDisk
+from w5xde.runtime.durable.ledger import Reading
 from w5xde.runtime.status import RunStatus
 
 SETTINGS: dict[str, Any] = {"batches_per_step": 4, "epochs": 45, "seed": 3}

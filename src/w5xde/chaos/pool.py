@@ -20,8 +20,8 @@ import msgspec
 from w5xde.chaos.child import Child, Command, Process, environment, spawn
 from w5xde.config import Settings
 from w5xde.errors import TrainingError, UsageError
-from w5xde.runtime.disk import RealDisk
-from w5xde.runtime.ledger import Reading, segments
+from w5xde.runtime.durable.disk import RealDisk
+from w5xde.runtime.durable.ledger import Reading, segments
 
 JOB = "w5xde.chaos:slow_job"
 TICKET = "ticket"

@@ -30,16 +30,16 @@ from w5xde.runtime.accountant import Accountant
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.audience import Audience
 from w5xde.runtime.desk import LendingDesk
+from w5xde.runtime.durable.journal import Keeper
+from w5xde.runtime.durable.resume import Restored
+from w5xde.runtime.durable.run_folder import Recorder
 from w5xde.runtime.ending import keep_last
 from w5xde.runtime.evaluator import Evaluator
 from w5xde.runtime.intake import Intake
-from w5xde.runtime.keeper import Keeper
 from w5xde.runtime.loader import Loader
 from w5xde.runtime.metrics import Meters
 from w5xde.runtime.net.listener import Door
 from w5xde.runtime.peer import Peer
-from w5xde.runtime.recorder import Recorder
-from w5xde.runtime.restore import Restored
 from w5xde.runtime.snapshots import Snapshots
 from w5xde.runtime.status import RunStatus
 from w5xde.runtime.stepping import Applied, StepOwner, Stepping

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from w5xde.control.coordinator import CoordinatorCore
-from w5xde.runtime.keeper import Keeper
+from w5xde.runtime.durable.journal import Keeper
 from w5xde.runtime.metrics import Meters
 
 

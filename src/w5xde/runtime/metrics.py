@@ -12,7 +12,7 @@ import msgspec
 from w5xde.config import Settings
 from w5xde.control.events import Step
 from w5xde.control.steps.cut import Aside, Progress
-from w5xde.runtime.restore import KeptMeters, KeptNode, Restored
+from w5xde.runtime.durable.resume import KeptMeters, KeptNode, Restored
 from w5xde.runtime.status import NodeRow, RunStatus
 
 # Rates are over this long, so that they follow a change but do not jitter.

@@ -16,7 +16,7 @@ import msgspec
 
 from w5xde.errors import StorageError
 from w5xde.runtime.admission import private_files as private
-from w5xde.runtime.seal import Damaged, seal, unseal
+from w5xde.runtime.durable.sealed_json import Damaged, seal, unseal
 from w5xde.ticket import Secret, Ticket
 
 NODE_ID_BYTES = 8

@@ -25,7 +25,7 @@ from w5xde.errors import JoinError, StorageError, UsageError
 from w5xde.runtime.admission import private_files as private
 from w5xde.runtime.admission.credentials import CREDENTIAL_BYTES, NODE_ID_BYTES, Credential
 from w5xde.runtime.admission.register_rows import Book, Entrance, NodeRow, TicketRow, banned, decode, encode
-from w5xde.runtime.seal import Damaged
+from w5xde.runtime.durable.sealed_json import Damaged
 from w5xde.ticket import ID_BYTES, SECRET_BYTES, Secret, Ticket, expired_ago, no_longer_accepted
 
 NAME = "tickets.json"

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from w5xde.runtime.seal import Damaged, seal, unseal
+from w5xde.runtime.durable.sealed_json import Damaged, seal, unseal
 
 FORMAT = 1
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from w5xde.runtime.disk import Appender, Disk, replace
-from w5xde.runtime.seal import NOTHING, Damaged, content_of, parse, seal, unseal
+from w5xde.runtime.durable.disk import Appender, Disk, replace
+from w5xde.runtime.durable.sealed_json import NOTHING, Damaged, content_of, parse, seal, unseal
 
 SEGMENT_BYTES = 16 * 1024 * 1024
 # How much is kept in memory for a disk that cannot be written; what is beyond is lost, and the audit says so.

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from w5xde.runtime.disk import Appender, Disk
-from w5xde.runtime.seal import Damaged, parse
+from w5xde.runtime.durable.disk import Appender, Disk
+from w5xde.runtime.durable.sealed_json import Damaged, parse
 
 _HEAD = struct.Struct("<4sIQ32s")
 _MAGIC = b"w5sl"

@@ -28,8 +28,8 @@ import w5xde
 from w5xde.config import Settings
 from w5xde.errors import StorageError
 from w5xde.runs import MANIFEST, free_name, read_manifest
-from w5xde.runtime.disk import RealDisk, replace
-from w5xde.runtime.lock import RunLock
+from w5xde.runtime.durable.disk import RealDisk, replace
+from w5xde.runtime.durable.lock import RunLock
 from w5xde.words import harmless, to_json
 
 

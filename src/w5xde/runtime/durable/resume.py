@@ -12,11 +12,11 @@ from w5xde.control.events import Step
 from w5xde.control.ledger_records import Record, record_of, step_of
 from w5xde.control.steps.cut import Accounts, Aside, Cut
 from w5xde.errors import StorageError
-from w5xde.runtime.disk import Disk
-from w5xde.runtime.ledger import Mark, Reading
-from w5xde.runtime.seal import NOTHING, Damaged
-from w5xde.runtime.steplog import Logged, read_steps
-from w5xde.runtime.store import FOLDER, Checkpoint, Store
+from w5xde.runtime.durable.checkpoints import FOLDER, Checkpoint, Store
+from w5xde.runtime.durable.disk import Disk
+from w5xde.runtime.durable.ledger import Mark, Reading
+from w5xde.runtime.durable.sealed_json import NOTHING, Damaged
+from w5xde.runtime.durable.step_log import Logged, read_steps
 
 # More batches than anybody puts into one step: a count in a file is no reason to build as many numbers.
 STEP_BATCHES_MAX = 2**20

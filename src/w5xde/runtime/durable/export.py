@@ -12,9 +12,9 @@ from safetensors.torch import load
 from w5xde.errors import StorageError
 from w5xde.learn.job.job import describe
 from w5xde.learn.step.checkpoint import MODEL
-from w5xde.runtime.disk import RealDisk
-from w5xde.runtime.restore import facts_of
-from w5xde.runtime.store import Store
+from w5xde.runtime.durable.checkpoints import Store
+from w5xde.runtime.durable.disk import RealDisk
+from w5xde.runtime.durable.resume import facts_of
 
 
 def export_run(folder: Path, kind: str, target: Path) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from w5xde.control.audit.auditor import Auditor
 from w5xde.control.audit.findings import Findings
 from w5xde.errors import StorageError
 from w5xde.runs import read_manifest
-from w5xde.runtime.disk import Disk, RealDisk
-from w5xde.runtime.ledger import Reading
-from w5xde.runtime.restore import facts_of
-from w5xde.runtime.seal import NOTHING, Damaged
-from w5xde.runtime.store import Store
+from w5xde.runtime.durable.checkpoints import Store
+from w5xde.runtime.durable.disk import Disk, RealDisk
+from w5xde.runtime.durable.ledger import Reading
+from w5xde.runtime.durable.resume import facts_of
+from w5xde.runtime.durable.sealed_json import NOTHING, Damaged
 
 
 @dataclass(slots=True)

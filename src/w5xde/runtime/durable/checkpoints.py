@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from w5xde.runtime.disk import Disk, Piece
-from w5xde.runtime.seal import Damaged, parse, seal, unseal
+from w5xde.runtime.durable.disk import Disk, Piece
+from w5xde.runtime.durable.sealed_json import Damaged, parse, seal, unseal
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"

@@ -17,10 +17,10 @@ from w5xde.control import events as ev
 from w5xde.control.ledger_records import Record, Scribe, record_of
 from w5xde.control.steps.cut import Cut
 from w5xde.errors import JobError
-from w5xde.runtime.disk import Disk
-from w5xde.runtime.ledger import Ledger, Mark, Syncing
-from w5xde.runtime.steplog import Logged, StepLog, forget_steps
-from w5xde.runtime.store import Store
+from w5xde.runtime.durable.checkpoints import Store
+from w5xde.runtime.durable.disk import Disk
+from w5xde.runtime.durable.ledger import Ledger, Mark, Syncing
+from w5xde.runtime.durable.step_log import Logged, StepLog, forget_steps
 
 # How much of the ledger a power cut may take; checkpoints sync it themselves.
 SYNC_SECONDS = 2.0

@@ -1,0 +1,1 @@
+"""Durable storage: ledger, checkpoints, step log, run folder, resume, audit and export."""
