@@ -86,11 +86,11 @@ READERS = (
     "w5xde.runtime.durable.audit",
     "w5xde.runtime.durable.disk",
     "w5xde.runtime.durable.export",
-    "w5xde.runtime.intake",
+    "w5xde.runtime.coordinator.updates",
     "w5xde.runtime.durable.ledger",
     "w5xde.runtime.durable.lock",
     "w5xde.runtime.node",
-    "w5xde.runtime.reception",
+    "w5xde.runtime.coordinator.peers",
     "w5xde.runtime.durable.resume",
     "w5xde.runtime.durable.sealed_json",
     "w5xde.runtime.durable.step_log",
@@ -105,7 +105,7 @@ READERS = (
     "w5xde.runtime.admission.gatekeeper",
     "w5xde.runtime.net.listener",
     "w5xde.runtime.net.dialer",
-    "w5xde.runtime.peer",
+    "w5xde.runtime.coordinator.peer",
 )
 
 

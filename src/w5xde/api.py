@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from w5xde.learn.step.learner import Learner
-    from w5xde.runtime.coordinator import Coordinator
+    from w5xde.runtime.coordinator.body import Coordinator
     from w5xde.runtime.durable.journal import Keeper
     from w5xde.runtime.durable.resume import Restored
     from w5xde.runtime.durable.run_folder import Recorder
@@ -162,8 +162,8 @@ def _run_prepared(
     nursery: Nursery | None,
 ) -> Result:
     from w5xde.learn.job.coordinator_setup import prepare
-    from w5xde.runtime.coordinator import Coordinator
-    from w5xde.runtime.local import LocalNodes
+    from w5xde.runtime.coordinator.body import Coordinator
+    from w5xde.runtime.coordinator.local_nodes import LocalNodes
 
     prepared = prepare(named.job, settings)
     recorder = _open_folder(named, settings)

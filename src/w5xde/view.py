@@ -24,7 +24,7 @@ from w5xde.ticket import join_line
 from w5xde.words import harmless
 
 if TYPE_CHECKING:
-    from w5xde.runtime.coordinator import Coordinator
+    from w5xde.runtime.coordinator.body import Coordinator
     from w5xde.runtime.durable.audit import Report
     from w5xde.runtime.node import Node
     from w5xde.runtime.status import NodeReport, RunStatus

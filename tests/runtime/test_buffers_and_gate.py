@@ -16,7 +16,7 @@ from tests.runtime.test_transport import pair
 from w5xde.learn.model.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.messages import Answer, Beat, Params, Update
 from w5xde.protocol.wire import encode
-from w5xde.runtime.gate import PATIENCE_SECONDS, PATIENCE_SECONDS_MAX, WAIT_SECONDS_MAX, Gate
+from w5xde.runtime.coordinator.gate import PATIENCE_SECONDS, PATIENCE_SECONDS_MAX, WAIT_SECONDS_MAX, Gate
 from w5xde.runtime.net.connection import Connection
 
 

@@ -16,10 +16,10 @@ from w5xde.protocol.session import COORDINATOR
 from w5xde.runtime.admission.gatekeeper import Entry
 from w5xde.runtime.admission.names import Guests
 from w5xde.runtime.admission.register import TicketRegister
+from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.net import listener as door
 from w5xde.runtime.net.connection import Connection, Owner
 from w5xde.runtime.net.listener import Visit
-from w5xde.runtime.peer import Peer
 
 
 class Place:

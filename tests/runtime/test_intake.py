@@ -14,7 +14,7 @@ from w5xde.learn.model.layout import Vector
 from w5xde.learn.step.incoming import Unwanted
 from w5xde.learn.step.learner import Contribution
 from w5xde.messages import Answer, Update
-from w5xde.runtime.intake import Intake, Took, _fits
+from w5xde.runtime.coordinator.updates import Intake, Took, _fits
 
 
 class Kept:

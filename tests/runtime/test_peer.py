@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-from w5xde.runtime.peer import (
+from w5xde.runtime.coordinator.peer import (
     GREETING_SECONDS,
     SLOW_BYTES_PER_SECOND,
     SLOW_SECONDS,

@@ -15,10 +15,15 @@ from w5xde.learn.job.node_setup import prepare_node
 from w5xde.learn.model.device import exact_products
 from w5xde.messages import Ready
 from w5xde.protocol.wire import GREETING_LIMITS
+from w5xde.runtime.coordinator.canary_check import (
+    FIRST_LINK_BYTES_PER_SECOND,
+    GUESS_FACTOR_MAX,
+    PROVING_SECONDS_MIN,
+    Proving,
+)
+from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.net.connection import Connection
 from w5xde.runtime.net.listener import Visit
-from w5xde.runtime.peer import Peer
-from w5xde.runtime.proving import FIRST_LINK_BYTES_PER_SECOND, GUESS_FACTOR_MAX, PROVING_SECONDS_MIN, Proving
 
 JOB = make(mlp(lambda: nn.BatchNorm1d(16)))
 

@@ -16,13 +16,13 @@ from w5xde.learn.data.payload import Unpacker, unpack
 from w5xde.messages import TRAINED, Answer, Entry, Layout, ListOf, TensorAt, Update
 from w5xde.protocol.wire import GREETING_LIMITS, Decoder, Limits, encode
 from w5xde.runs import MANIFEST, read_manifest
+from w5xde.runtime.coordinator.peers import update_limits
 from w5xde.runtime.durable.checkpoints import Store
 from w5xde.runtime.durable.disk import RealDisk
 from w5xde.runtime.durable.export import export_run
 from w5xde.runtime.durable.ledger import Reading
 from w5xde.runtime.durable.resume import restore
 from w5xde.runtime.durable.sealed_json import Damaged
-from w5xde.runtime.reception import update_limits
 from w5xde.view import View
 
 NOT_UTF8 = b'{"kind":"\xff"}'

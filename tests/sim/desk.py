@@ -1,6 +1,6 @@
 """The desk: one life of the simulated coordinator. The real core and the real keeper, on a virtual disk.
 
-Mirrors `runtime/coordinator.py` without sockets, tensors and clocks; what is lent, admitted, given up or kept
+Mirrors `runtime/coordinator/body.py` without sockets, tensors and clocks; what is lent, admitted, given up or kept
 is decided by the very code that does so in earnest. It dies at any operation, and another one takes over.
 """
 
@@ -23,7 +23,7 @@ from w5xde.control.pool.members import BEAT_SECONDS
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.leases import Lease
 from w5xde.control.steps.plan import Plan
-from w5xde.runtime.begin import first_records
+from w5xde.runtime.coordinator.setup import first_records
 from w5xde.runtime.durable.journal import Keeper
 from w5xde.runtime.durable.resume import Restored, restore
 from w5xde.tree import PairwiseTree, Span

@@ -20,9 +20,10 @@ import w5xde
 from tests.system.harness import events
 from w5xde.learn.model.layout import Vector
 from w5xde.learn.step.incoming import Added
-from w5xde.runtime import arrivals, intake
-from w5xde.runtime.arrivals import Arrivals
-from w5xde.runtime.peer import Peer
+from w5xde.runtime.coordinator import arrivals
+from w5xde.runtime.coordinator import updates as intake
+from w5xde.runtime.coordinator.arrivals import Arrivals
+from w5xde.runtime.coordinator.peer import Peer
 
 SETTINGS: dict[str, Any] = {"epochs": 3, "batch_size": 10, "batches_per_step": 8, "seed": 5, "log": "silent"}
 

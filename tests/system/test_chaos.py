@@ -25,7 +25,7 @@ from w5xde.runtime.durable.audit import Report, audit_run
 # Forked from a process that has loaded torch, as local nodes are: half a minute less of loading it. The first
 # optimizer that steps loads torch._dynamo.
 _WARM = multiprocessing.get_context("forkserver")
-_WARM.set_forkserver_preload(["w5xde.cli", "w5xde.chaos", "w5xde.runtime.coordinator", "torch._dynamo"])
+_WARM.set_forkserver_preload(["w5xde.cli", "w5xde.chaos", "w5xde.runtime.coordinator.body", "torch._dynamo"])
 
 ROUNDS = 5
 ROUND_STEPS = 18

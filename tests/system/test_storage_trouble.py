@@ -21,7 +21,7 @@ from w5xde.cli import main
 from w5xde.config import Settings
 from w5xde.doors import resolve
 from w5xde.errors import StorageError
-from w5xde.runtime.coordinator import Coordinator
+from w5xde.runtime.coordinator.body import Coordinator
 from w5xde.runtime.durable import run_folder as recorder
 from w5xde.runtime.durable.audit import audit_run
 from w5xde.runtime.durable.disk import Piece, RealDisk

@@ -23,7 +23,7 @@ from w5xde.bench.stats import quotient
 from w5xde.compression import AUTO, AUTO_LOSSY, LOSSY, NONE, parse_compress, parse_spec
 from w5xde.config import Settings
 from w5xde.learn.job.job import Job
-from w5xde.runtime.coordinator import Coordinator
+from w5xde.runtime.coordinator.body import Coordinator
 from w5xde.ticket import parse
 
 # Those that leave the bits alone, then those that may not.

@@ -30,7 +30,7 @@ from w5xde.bench.meter import (
 from w5xde.config import Settings
 from w5xde.errors import UsageError
 from w5xde.learn.job.job import Job
-from w5xde.runtime.coordinator import Coordinator
+from w5xde.runtime.coordinator.body import Coordinator
 from w5xde.runtime.durable.audit import audit_run
 from w5xde.runtime.memory import pss_bytes
 

@@ -23,7 +23,7 @@ from w5xde.bench.seed import Say, runs_folder
 from w5xde.bench.stats import quotient
 from w5xde.config import Settings
 from w5xde.errors import UsageError
-from w5xde.runtime.coordinator import Coordinator
+from w5xde.runtime.coordinator.body import Coordinator
 from w5xde.runtime.durable.audit import audit_run
 
 # Descriptors that a process needs besides one for each connection.

@@ -10,7 +10,7 @@ from w5xde.learn.job.job import describe
 from w5xde.runtime.status import NodeReport, RunStatus
 
 if TYPE_CHECKING:
-    from w5xde.runtime.stepping import Applied
+    from w5xde.runtime.coordinator.steps import Applied
 
 
 class Audience:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from w5xde.runtime.peer import Peer
+from w5xde.runtime.coordinator.peer import Peer
 
 # A node, and the bytes sent to it and received from it.
 Moved = tuple[str, int, int]

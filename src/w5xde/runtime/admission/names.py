@@ -14,7 +14,7 @@ from w5xde.errors import StorageError
 from w5xde.runtime.admission.gatekeeper import Entry
 from w5xde.runtime.admission.register import BANNED_MAX
 from w5xde.runtime.admission.register_rows import TicketRow
-from w5xde.runtime.peer import Peer
+from w5xde.runtime.coordinator.peer import Peer
 
 
 class Guests:

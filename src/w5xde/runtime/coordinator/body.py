@@ -25,25 +25,25 @@ from w5xde.learn.job.coordinator_setup import Prepared
 from w5xde.learn.job.job import describe
 from w5xde.learn.model.device import use_threads
 from w5xde.learn.step.checkpoint import model_file
-from w5xde.runtime import begin
 from w5xde.runtime.accountant import Accountant
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.audience import Audience
-from w5xde.runtime.desk import LendingDesk
+from w5xde.runtime.coordinator import setup as begin
+from w5xde.runtime.coordinator.ending import keep_last
+from w5xde.runtime.coordinator.evaluator import Evaluator
+from w5xde.runtime.coordinator.lending import LendingDesk
+from w5xde.runtime.coordinator.loader import Loader
+from w5xde.runtime.coordinator.parameters import Snapshots
+from w5xde.runtime.coordinator.peer import Peer
+from w5xde.runtime.coordinator.recheck import Verifier
+from w5xde.runtime.coordinator.steps import Applied, StepOwner, Stepping
+from w5xde.runtime.coordinator.updates import Intake
 from w5xde.runtime.durable.journal import Keeper
 from w5xde.runtime.durable.resume import Restored
 from w5xde.runtime.durable.run_folder import Recorder
-from w5xde.runtime.ending import keep_last
-from w5xde.runtime.evaluator import Evaluator
-from w5xde.runtime.intake import Intake
-from w5xde.runtime.loader import Loader
 from w5xde.runtime.metrics import Meters
 from w5xde.runtime.net.listener import Door
-from w5xde.runtime.peer import Peer
-from w5xde.runtime.snapshots import Snapshots
 from w5xde.runtime.status import RunStatus
-from w5xde.runtime.stepping import Applied, StepOwner, Stepping
-from w5xde.runtime.verifier import Verifier
 
 # Below this an update is folded on the loop: it costs less than handing it to a thread.
 INLINE_VECTOR_BYTES = 256 * 1024

@@ -23,13 +23,13 @@ from w5xde.learn.model.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.learn.step.learner import Learner, Spoiled
 from w5xde.messages import Welcome
 from w5xde.runtime.admission.gatekeeper import Entry
+from w5xde.runtime.coordinator.canary_check import Proving
+from w5xde.runtime.coordinator.peers import Host, Reception
 from w5xde.runtime.durable.journal import Keeper
 from w5xde.runtime.durable.resume import Restored
 from w5xde.runtime.durable.run_folder import Recorder
 from w5xde.runtime.net.listener import Door, places_of
 from w5xde.runtime.net.sockets import configure
-from w5xde.runtime.proving import Proving
-from w5xde.runtime.reception import Host, Reception
 
 
 def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | None) -> CoordinatorCore:

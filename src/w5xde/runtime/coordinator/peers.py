@@ -35,12 +35,12 @@ from w5xde.protocol.wire import Body, Limits
 from w5xde.runtime.admission.gatekeeper import Admission, Entry
 from w5xde.runtime.admission.names import Guests
 from w5xde.runtime.admission.register import Refused
-from w5xde.runtime.gate import Gate
+from w5xde.runtime.coordinator.canary_check import Proving
+from w5xde.runtime.coordinator.gate import Gate
+from w5xde.runtime.coordinator.peer import Peer, Watch
 from w5xde.runtime.memory import available_bytes
 from w5xde.runtime.net.connection import Connection, Owner
 from w5xde.runtime.net.listener import Visit
-from w5xde.runtime.peer import Peer, Watch
-from w5xde.runtime.proving import Proving
 from w5xde.runtime.traffic import Traffic
 
 # What a node that works may say without any answers; the longest is a goodbye.

@@ -11,7 +11,7 @@ from w5xde.compression import AUTO, AUTO_LOSSY, NONE
 from w5xde.learn.codecs.pipeline import Pipeline, parse
 from w5xde.learn.codecs.sender import CodecSender, goes_as_it_is
 from w5xde.learn.step.learner import Learner
-from w5xde.runtime.peer import Peer
+from w5xde.runtime.coordinator.peer import Peer
 
 
 class Snapshot(NamedTuple):

@@ -18,8 +18,8 @@ from w5xde.control.steps.plan import StepPlan
 from w5xde.learn.step.learner import Contribution, Learner, Spoiled, Total
 from w5xde.learn.step.robust_mean import RobustSums
 from w5xde.runtime.actor import Actor
+from w5xde.runtime.coordinator.loader import Loader
 from w5xde.runtime.durable.journal import Keeper
-from w5xde.runtime.loader import Loader
 from w5xde.runtime.metrics import Meters
 from w5xde.tree import Span
 

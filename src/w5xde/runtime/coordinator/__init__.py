@@ -1,0 +1,1 @@
+"""The coordinator process: peers, lending, updates, steps."""
