@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from w5xde.runtime.durable.journal import Keeper
     from w5xde.runtime.durable.resume import Restored
     from w5xde.runtime.durable.run_folder import Recorder
-    from w5xde.runtime.node import Node
-    from w5xde.runtime.nursery import Nursery
+    from w5xde.runtime.node.body import Node
+    from w5xde.runtime.node.fork_server import Nursery
     from w5xde.runtime.status import NodeReport
 
 
@@ -138,7 +138,7 @@ def run_coordinator(
     """A whole run, with settings that are already checked. `name` is what a job without a file is called."""
     named = _find(job, name)
     from w5xde.learn.model.device import choose_device, threads
-    from w5xde.runtime.nursery import Nursery
+    from w5xde.runtime.node.fork_server import Nursery
 
     choose_device(settings.device)
     with threads(settings.threads):
@@ -372,7 +372,7 @@ def run_node(
     named = _find(job)
     from w5xde.runtime.admission.node_pass import Pass
     from w5xde.runtime.net.sockets import is_here
-    from w5xde.runtime.node import Node
+    from w5xde.runtime.node.body import Node
 
     watch = watcher or Watcher()
     entrance = Pass(ticket, keeps=keeps)

@@ -26,7 +26,7 @@ from w5xde.words import harmless
 if TYPE_CHECKING:
     from w5xde.runtime.coordinator.body import Coordinator
     from w5xde.runtime.durable.audit import Report
-    from w5xde.runtime.node import Node
+    from w5xde.runtime.node.body import Node
     from w5xde.runtime.status import NodeReport, RunStatus
 
 REFRESH_SECONDS = 0.25

@@ -11,7 +11,6 @@ from w5xde.control.pool import connection_limits as doorman
 from w5xde.control.pool.members import BEAT_SECONDS, SILENCE_SECONDS
 from w5xde.messages import ENTRIES_MAX, NODE_NAME_PATTERN, PROTOCOL_VERSION
 from w5xde.protocol.wire import GREETING_LIMITS, WIRE_VERSION
-from w5xde.runtime import expected
 from w5xde.runtime.coordinator.canary_check import PROVING_FACTOR, PROVING_SECONDS_MIN
 from w5xde.runtime.coordinator.peer import (
     GREETING_SECONDS,
@@ -20,8 +19,9 @@ from w5xde.runtime.coordinator.peer import (
     STUCK_SECONDS,
 )
 from w5xde.runtime.coordinator.peers import ABSENT_BYTES_MAX, ANSWER_BYTES_MAX, WORDS_BYTES_MAX
-from w5xde.runtime.expected import WELCOME_LIMITS
 from w5xde.runtime.net.connection import LAST_WORDS_SECONDS
+from w5xde.runtime.node import limits as expected
+from w5xde.runtime.node.limits import WELCOME_LIMITS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 

@@ -41,7 +41,7 @@ from w5xde.messages import (
     Value,
 )
 from w5xde.protocol.wire import GREETING_LIMITS, Decoder, Limits, encode
-from w5xde.runtime.expected import WELCOME_LIMITS
+from w5xde.runtime.node.limits import WELCOME_LIMITS
 
 # What a coordinator accepts of a node that works on a vector of 256 KiB.
 VECTOR = 256 * KIB

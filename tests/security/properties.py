@@ -17,7 +17,7 @@ from tests.security.measure import MIB, core_seconds, peak_bytes, require
 from w5xde.learn.model.layout import DTYPES
 from w5xde.messages import Bytes, DictOf, Item, ListOf, TensorAt, TupleOf, Value
 from w5xde.protocol.wire import GREETING_LIMITS, Limits
-from w5xde.runtime.expected import WELCOME_LIMITS
+from w5xde.runtime.node.limits import WELCOME_LIMITS
 
 # No deadline: another process on the same cores must not fail a test; time is measured where it matters.
 PROFILE: dict[str, Any] = {

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import w5xde
-import w5xde.runtime.node
+import w5xde.runtime.node.body
 from tests.protocol.streams import around, feed
 from tests.security.measure import KIB, MIB, peak_bytes, refusal_of
 from tests.system.harness import answering, clear_ticket
@@ -26,9 +26,9 @@ from w5xde.learn.job.node_setup import NodeParts, prepare_node
 from w5xde.learn.model.layout import Blueprint
 from w5xde.messages import Batch, Bytes, Loan, Params, TensorAt, Value, Welcome, Work
 from w5xde.protocol.wire import Decoder, Limits, encode
-from w5xde.runtime import expected
-from w5xde.runtime.expected import WELCOME_LIMITS, Expected
-from w5xde.runtime.workbench import Workbench
+from w5xde.runtime.node import limits as expected
+from w5xde.runtime.node.limits import WELCOME_LIMITS, Expected
+from w5xde.runtime.node.worker import Workbench
 
 RULES = {"mode": "sync", "seed": 0, "precision": "fp32", "threads": 1, "data": "stream"}
 BATCH = Batch(0, 2, 0, Value(1))
@@ -272,7 +272,9 @@ def test_a_node_at_work_hangs_up_on_64_gib_before_it_receives_them(
 ) -> None:
     """Real sockets: it says so by its code, and has not taken memory for any of it."""
     placed: list[int] = []
-    monkeypatch.setattr(w5xde.runtime.node.Node, "_place", lambda self, message, count: placed.append(count))
+    monkeypatch.setattr(
+        w5xde.runtime.node.body.Node, "_place", lambda self, message, count: placed.append(count)
+    )
     heard = threading.Event()
 
     def answer(connection: socket.socket) -> None:
@@ -287,7 +289,7 @@ def test_a_node_at_work_hangs_up_on_64_gib_before_it_receives_them(
                 heard.set()
 
     noted: list[str] = []
-    node = w5xde.runtime.node.Node
+    node = w5xde.runtime.node.body.Node
     lost = node._lost
 
     def watched(self: Any, connection: Any, reason: str) -> None:

@@ -20,7 +20,7 @@ from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.messages import Bye, Rules, Welcome
 from w5xde.protocol.wire import encode
 from w5xde.runtime.net import dialer as route
-from w5xde.runtime.nursery import Nursery
+from w5xde.runtime.node.fork_server import Nursery
 
 
 def welcome() -> bytes:

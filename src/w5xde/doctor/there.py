@@ -21,9 +21,9 @@ from w5xde.doctor.finding import Check, Finding, State
 from w5xde.errors import JoinError, RemoteProtocolError
 from w5xde.messages import PROTOCOL_VERSION, Hello, Leave, Message, Refuse, Welcome
 from w5xde.protocol.wire import MAGIC, Decoder, encode
-from w5xde.runtime.expected import WELCOME_LIMITS
 from w5xde.runtime.net import tls
 from w5xde.runtime.net.sockets import is_here
+from w5xde.runtime.node.limits import WELCOME_LIMITS
 from w5xde.ticket import Ticket
 
 DIAL_SECONDS = 5.0

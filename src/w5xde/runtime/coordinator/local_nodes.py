@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from w5xde.runtime.coordinator.body import Coordinator
-from w5xde.runtime.nursery import Nursery
+from w5xde.runtime.node.fork_server import Nursery
 
 # A node that ends sooner than this after its start did not fail by chance.
 QUICK_SECONDS = 5.0

@@ -41,14 +41,14 @@ from w5xde.protocol.wire import Body
 from w5xde.runtime.actor import Actor
 from w5xde.runtime.admission.node_pass import Pass
 from w5xde.runtime.audience import Audience
-from w5xde.runtime.expected import WELCOME_LIMITS, Expected
 from w5xde.runtime.machine import host_name
 from w5xde.runtime.memory import available_bytes
 from w5xde.runtime.net.connection import Connection, Owner
 from w5xde.runtime.net.dialer import Route
 from w5xde.runtime.net.sockets import configure
+from w5xde.runtime.node.limits import WELCOME_LIMITS, Expected
+from w5xde.runtime.node.worker import Done, Workbench
 from w5xde.runtime.status import NodeReport
-from w5xde.runtime.workbench import Done, Workbench
 
 # Work that takes longer than this is done on a thread, so that the loop keeps beating; back on the loop only
 # what is clearly shorter, because a process that had to wait for a core once is not slow.

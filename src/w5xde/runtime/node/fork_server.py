@@ -24,7 +24,7 @@ from w5xde.config import Settings
 from w5xde.errors import UsageError, W5xdeError
 from w5xde.learn.job.job import Job
 from w5xde.runtime.admission.node_pass import Pass
-from w5xde.runtime.node import Node
+from w5xde.runtime.node.body import Node
 from w5xde.ticket import Ticket, parse
 
 # How long nodes may take to part after their owner has gone.
