@@ -19,7 +19,7 @@ from w5xde.api import Watcher, run_coordinator
 from w5xde.config import Settings
 from w5xde.control import events as ev
 from w5xde.runtime.coordinator.body import Coordinator
-from w5xde.runtime.status import RunStatus
+from w5xde.runtime.telemetry.status import RunStatus
 
 JOB = Path(__file__).parents[1] / "examples" / "seed_mlp.py"
 NODES = 10

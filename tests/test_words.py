@@ -18,7 +18,7 @@ from w5xde.learn.job.job import describe
 from w5xde.messages import Answer, Bye, Hello, Leave, Message, Refuse, Rejected, Update
 from w5xde.protocol.wire import Decoder, Limits, encode
 from w5xde.runtime.durable.run_folder import Recorder
-from w5xde.runtime.status import NodeRow, RunStatus
+from w5xde.runtime.telemetry.status import NodeRow, RunStatus
 from w5xde.view import View, _node_table
 from w5xde.words import harmless, to_json
 

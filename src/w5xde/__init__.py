@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from w5xde.callbacks import Callback
     from w5xde.errors import JobError, JoinError, StorageError, TrainingError, UsageError, W5xdeError
     from w5xde.learn.job.job import Job
-    from w5xde.runtime.status import RunStatus
+    from w5xde.runtime.telemetry.status import RunStatus
 
 __version__ = "0.1.0"
 
@@ -23,7 +23,7 @@ _HOMES = {
     "join": "w5xde.api",
     "Result": "w5xde.api",
     "Callback": "w5xde.callbacks",
-    "RunStatus": "w5xde.runtime.status",
+    "RunStatus": "w5xde.runtime.telemetry.status",
     "W5xdeError": "w5xde.errors",
     "UsageError": "w5xde.errors",
     "JobError": "w5xde.errors",

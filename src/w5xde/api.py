@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from w5xde.runtime.durable.run_folder import Recorder
     from w5xde.runtime.node.body import Node
     from w5xde.runtime.node.fork_server import Nursery
-    from w5xde.runtime.status import NodeReport
+    from w5xde.runtime.telemetry.status import NodeReport
 
 
 # Said at both ends of a run that was started with --insecure.

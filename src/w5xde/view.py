@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from w5xde.runtime.coordinator.body import Coordinator
     from w5xde.runtime.durable.audit import Report
     from w5xde.runtime.node.body import Node
-    from w5xde.runtime.status import NodeReport, RunStatus
+    from w5xde.runtime.telemetry.status import NodeReport, RunStatus
 
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 5.0

@@ -24,7 +24,7 @@ from tests.learn.verified import HONEST, blamed
 from tests.system.harness import events
 from tests.system.liars import LIES, Lies
 from w5xde.datasets import digits
-from w5xde.runtime.status import RunStatus
+from w5xde.runtime.telemetry.status import RunStatus
 
 NODES, LIARS = 8, 2
 # Beyond the ten leases of a newcomer that are all verified.

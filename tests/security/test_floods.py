@@ -25,7 +25,7 @@ from tests.security.floods import (
 from tests.security.pool import HERE, Attacked, Stranger, attacked, wait_until
 from w5xde.control.pool import connection_limits as limits
 from w5xde.messages import Refuse, Welcome
-from w5xde.runtime.machine import own_addresses
+from w5xde.runtime.system.machine import own_addresses
 
 KNOCKS = 2000
 

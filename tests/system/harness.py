@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import w5xde
-from w5xde.runtime.status import RunStatus
+from w5xde.runtime.telemetry.status import RunStatus
 from w5xde.ticket import Secret, Ticket
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,7 +20,7 @@ from w5xde.errors import JobError
 from w5xde.messages import Hello
 from w5xde.protocol.wire import encode
 from w5xde.runtime.durable.audit import audit_run
-from w5xde.runtime.status import RunStatus
+from w5xde.runtime.telemetry.status import RunStatus
 
 PREAMBLE = """
 import torch, w5xde

@@ -24,7 +24,7 @@ from w5xde.doctor.finding import Check, Finding, examine
 from w5xde.errors import JoinError, UsageError
 from w5xde.messages import Beat, Refuse
 from w5xde.protocol.wire import encode
-from w5xde.runtime import memory
+from w5xde.runtime.system import memory
 
 KEYS = {"check", "state", "what", "fix", "code", "measured"}
 

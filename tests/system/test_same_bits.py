@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import w5xde
 from tests.system.harness import JOBS, AtStep, ended, events, forked, pid_of, run_json, when_there
-from w5xde.runtime.status import RunStatus
+from w5xde.runtime.telemetry.status import RunStatus
 
 EPOCHS = 12  # of 7 batches in 2 steps: 24 steps
 SETTINGS = {"batches_per_step": 4, "epochs": EPOCHS, "seed": 3}

@@ -26,7 +26,7 @@ from w5xde.runtime.durable import run_folder as recorder
 from w5xde.runtime.durable.audit import audit_run
 from w5xde.runtime.durable.disk import Piece, RealDisk
 from w5xde.runtime.durable.ledger import Reading
-from w5xde.runtime.status import RunStatus
+from w5xde.runtime.telemetry.status import RunStatus
 
 SETTINGS: dict[str, Any] = {"batches_per_step": 4, "epochs": 45, "seed": 3}
 WRITING = ("write", "append", "append to", "make_folder", "sync")

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 import w5xde
 from tests.system.harness import JOBS, ROOT, AtStep, ended, forked, pid_of, run_json, when_there
 from tests.system.jobs import data
-from w5xde.runtime.status import RunStatus
+from w5xde.runtime.telemetry.status import RunStatus
 
 SAMPLES = 200
 BATCH = 32

@@ -32,7 +32,7 @@ from w5xde.errors import UsageError
 from w5xde.learn.job.job import Job
 from w5xde.runtime.coordinator.body import Coordinator
 from w5xde.runtime.durable.audit import audit_run
-from w5xde.runtime.memory import pss_bytes
+from w5xde.runtime.system.memory import pss_bytes
 
 # Looking costs more the more nodes there are; with few, steps may be long and are to be timed closely.
 LOOK_SECONDS = 0.1

@@ -24,8 +24,8 @@ import psutil
 
 from w5xde.config import Settings
 from w5xde.doctor.finding import Check, Finding, State
-from w5xde.runtime.machine import own_addresses
-from w5xde.runtime.memory import available_bytes
+from w5xde.runtime.system.machine import own_addresses
+from w5xde.runtime.system.memory import available_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -28,8 +28,8 @@ from w5xde.runtime.admission import private_files as private
 from w5xde.runtime.admission.credentials import CREDENTIAL_BYTES, NODE_ID_BYTES
 from w5xde.runtime.admission.register import Refused, TicketRegister
 from w5xde.runtime.admission.register_rows import Entrance, TicketRow
-from w5xde.runtime.machine import own_addresses
 from w5xde.runtime.net import tls
+from w5xde.runtime.system.machine import own_addresses
 from w5xde.ticket import ADDRESSES_MAX, ID_BYTES, SECRET_BYTES, Secret, Ticket
 
 if TYPE_CHECKING:

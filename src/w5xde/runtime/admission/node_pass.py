@@ -17,7 +17,7 @@ from w5xde.runtime.admission.credentials import (
     NodeCredentials,
     pool_of,
 )
-from w5xde.runtime.machine import machine_name
+from w5xde.runtime.system.machine import machine_name
 from w5xde.ticket import Secret, Ticket
 
 # The coordinator does not know who we are.

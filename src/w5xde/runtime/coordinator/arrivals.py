@@ -24,8 +24,8 @@ from w5xde.learn.model.layout import Vector
 from w5xde.learn.step.incoming import Added, Kept, Unwanted, Wire, Written
 from w5xde.learn.step.learner import Learner
 from w5xde.messages import Answer
-from w5xde.runtime.actor import Actor
 from w5xde.runtime.coordinator.peer import Peer
+from w5xde.runtime.system.actor import Actor
 from w5xde.tree import Span
 
 # Only who sends it within so long has its update added on its way: nobody else can have the place meanwhile.

@@ -25,9 +25,6 @@ from w5xde.learn.job.coordinator_setup import Prepared
 from w5xde.learn.job.job import describe
 from w5xde.learn.model.device import use_threads
 from w5xde.learn.step.checkpoint import model_file
-from w5xde.runtime.accountant import Accountant
-from w5xde.runtime.actor import Actor
-from w5xde.runtime.audience import Audience
 from w5xde.runtime.coordinator import setup as begin
 from w5xde.runtime.coordinator.ending import keep_last
 from w5xde.runtime.coordinator.evaluator import Evaluator
@@ -41,9 +38,12 @@ from w5xde.runtime.coordinator.updates import Intake
 from w5xde.runtime.durable.journal import Keeper
 from w5xde.runtime.durable.resume import Restored
 from w5xde.runtime.durable.run_folder import Recorder
-from w5xde.runtime.metrics import Meters
 from w5xde.runtime.net.listener import Door
-from w5xde.runtime.status import RunStatus
+from w5xde.runtime.system.actor import Actor
+from w5xde.runtime.telemetry.callback_runner import Audience
+from w5xde.runtime.telemetry.meters import Meters
+from w5xde.runtime.telemetry.sampler import Accountant
+from w5xde.runtime.telemetry.status import RunStatus
 
 # Below this an update is folded on the loop: it costs less than handing it to a thread.
 INLINE_VECTOR_BYTES = 256 * 1024

@@ -12,7 +12,7 @@ from w5xde.learn.trust.canary import CODE, FIX, Expectation
 from w5xde.messages import Canary, Ready, Refuse
 from w5xde.protocol.wire import GREETING_LIMITS, Body, Limits
 from w5xde.runtime.coordinator.peer import GREETING_SECONDS, Peer
-from w5xde.runtime.metrics import sane_seconds
+from w5xde.runtime.telemetry.meters import sane_seconds
 
 # How long a node may take to build its model and to prove itself. It keeps nobody waiting and slow machines
 # are welcome, so this is long, and longer if the canary took long here. Who is cut comes again by itself, and

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from w5xde.control.coordinator import CoordinatorCore
 from w5xde.runtime.durable.journal import Keeper
-from w5xde.runtime.metrics import Meters
+from w5xde.runtime.telemetry.meters import Meters
 
 
 def keep_last(keeper: Keeper, core: CoordinatorCore, version: int, meters: Meters, now: float) -> str:

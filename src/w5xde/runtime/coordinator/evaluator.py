@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from w5xde.learn.job.coordinator_setup import Prepared
 from w5xde.learn.model.layout import FlatModel
-from w5xde.runtime.actor import Actor
+from w5xde.runtime.system.actor import Actor
 
 
 class Evaluator:

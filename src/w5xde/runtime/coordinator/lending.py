@@ -11,12 +11,12 @@ from collections.abc import Callable
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.learn.data.payload import Packed
 from w5xde.messages import Batch, Cancel, Loan, Params, Work
-from w5xde.runtime.actor import Actor
 from w5xde.runtime.coordinator.loader import Loader
 from w5xde.runtime.coordinator.parameters import Snapshot, Snapshots
 from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.coordinator.peers import Reception
-from w5xde.runtime.metrics import Meters
+from w5xde.runtime.system.actor import Actor
+from w5xde.runtime.telemetry.meters import Meters
 
 Batches = dict[tuple[int, int], Packed]
 

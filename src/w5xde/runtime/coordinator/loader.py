@@ -20,7 +20,7 @@ from w5xde.errors import JobError
 from w5xde.learn.data.packed_epochs import PackedEpochs
 from w5xde.learn.data.payload import Packed, Packer
 from w5xde.learn.data.sources import Key, MapSource, Source, Start, WorkerBatches, all_batches
-from w5xde.runtime.actor import Actor
+from w5xde.runtime.system.actor import Actor
 
 # Reading a batch on the loop delays everybody else by as much.
 INLINE_READ_SECONDS = 0.002

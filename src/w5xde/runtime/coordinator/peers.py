@@ -38,10 +38,10 @@ from w5xde.runtime.admission.register import Refused
 from w5xde.runtime.coordinator.canary_check import Proving
 from w5xde.runtime.coordinator.gate import Gate
 from w5xde.runtime.coordinator.peer import Peer, Watch
-from w5xde.runtime.memory import available_bytes
 from w5xde.runtime.net.connection import Connection, Owner
 from w5xde.runtime.net.listener import Visit
-from w5xde.runtime.traffic import Traffic
+from w5xde.runtime.system.memory import available_bytes
+from w5xde.runtime.telemetry.traffic import Traffic
 
 # What a node that works may say without any answers; the longest is a goodbye.
 WORDS_BYTES_MAX = 4096

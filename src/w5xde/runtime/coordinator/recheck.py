@@ -20,8 +20,8 @@ from w5xde.learn.model.device import use_threads
 from w5xde.learn.step.learner import Contribution, Learner
 from w5xde.learn.train.trainer import Task
 from w5xde.learn.trust.recompute import SecondOpinion, task_of
-from w5xde.runtime.actor import Actor
 from w5xde.runtime.coordinator.peer import Peer
+from w5xde.runtime.system.actor import Actor
 from w5xde.tree import Span, batch_seed
 
 # Parameters of so many versions are kept at most: each is as large as the model.

@@ -17,10 +17,10 @@ from w5xde.control.steps.cut import Cut
 from w5xde.control.steps.plan import StepPlan
 from w5xde.learn.step.learner import Contribution, Learner, Spoiled, Total
 from w5xde.learn.step.robust_mean import RobustSums
-from w5xde.runtime.actor import Actor
 from w5xde.runtime.coordinator.loader import Loader
 from w5xde.runtime.durable.journal import Keeper
-from w5xde.runtime.metrics import Meters
+from w5xde.runtime.system.actor import Actor
+from w5xde.runtime.telemetry.meters import Meters
 from w5xde.tree import Span
 
 # A decision, with what it needs: the update that came, or the cut to be logged with a step.

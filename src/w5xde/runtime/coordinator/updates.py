@@ -20,12 +20,12 @@ from w5xde.learn.step.incoming import Added, Arrival
 from w5xde.learn.step.learner import Contribution, Learner
 from w5xde.messages import Answer, Rejected, Update
 from w5xde.protocol.wire import Body
-from w5xde.runtime.actor import Actor
 from w5xde.runtime.coordinator.arrivals import Arrivals
 from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.coordinator.peers import Reception
 from w5xde.runtime.coordinator.steps import Stepping
-from w5xde.runtime.metrics import Meters, sane_seconds
+from w5xde.runtime.system.actor import Actor
+from w5xde.runtime.telemetry.meters import Meters, sane_seconds
 
 # What a node says of its losses only feeds the metrics; sums of such numbers stay numbers.
 LOSS_MAX = 1e30

@@ -38,17 +38,17 @@ from w5xde.messages import (
 )
 from w5xde.protocol.session import NODE
 from w5xde.protocol.wire import Body
-from w5xde.runtime.actor import Actor
 from w5xde.runtime.admission.node_pass import Pass
-from w5xde.runtime.audience import Audience
-from w5xde.runtime.machine import host_name
-from w5xde.runtime.memory import available_bytes
 from w5xde.runtime.net.connection import Connection, Owner
 from w5xde.runtime.net.dialer import Route
 from w5xde.runtime.net.sockets import configure
 from w5xde.runtime.node.limits import WELCOME_LIMITS, Expected
 from w5xde.runtime.node.worker import Done, Workbench
-from w5xde.runtime.status import NodeReport
+from w5xde.runtime.system.actor import Actor
+from w5xde.runtime.system.machine import host_name
+from w5xde.runtime.system.memory import available_bytes
+from w5xde.runtime.telemetry.callback_runner import Audience
+from w5xde.runtime.telemetry.status import NodeReport
 
 # Work that takes longer than this is done on a thread, so that the loop keeps beating; back on the loop only
 # what is clearly shorter, because a process that had to wait for a core once is not slow.

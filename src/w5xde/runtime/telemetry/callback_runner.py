@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from w5xde.callbacks import Callback
 from w5xde.learn.job.job import describe
-from w5xde.runtime.status import NodeReport, RunStatus
+from w5xde.runtime.telemetry.status import NodeReport, RunStatus
 
 if TYPE_CHECKING:
     from w5xde.runtime.coordinator.steps import Applied

@@ -13,7 +13,7 @@ from w5xde.config import Settings
 from w5xde.control.events import Step
 from w5xde.control.steps.cut import Aside, Progress
 from w5xde.runtime.durable.resume import KeptMeters, KeptNode, Restored
-from w5xde.runtime.status import NodeRow, RunStatus
+from w5xde.runtime.telemetry.status import NodeRow, RunStatus
 
 # Rates are over this long, so that they follow a change but do not jitter.
 RECENT_SECONDS = 3.0

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 
 from w5xde.control.steps.cut import Progress
-from w5xde.runtime.actor import Actor
 from w5xde.runtime.coordinator.peers import Reception
-from w5xde.runtime.machine import machine_name
-from w5xde.runtime.memory import pss_bytes
-from w5xde.runtime.metrics import Meters
+from w5xde.runtime.system.actor import Actor
+from w5xde.runtime.system.machine import machine_name
+from w5xde.runtime.system.memory import pss_bytes
+from w5xde.runtime.telemetry.meters import Meters
 
 # Asking how much memory a process has makes the kernel walk through all of it: milliseconds each.
 MEMORY_SECONDS = 10.0

@@ -1,0 +1,1 @@
+"""The machine: threads that own one object, cores and memory."""

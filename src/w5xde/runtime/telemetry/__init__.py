@@ -1,0 +1,1 @@
+"""Telemetry: meters, samples of the machine, traffic, status and callbacks."""
