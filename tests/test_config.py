@@ -11,8 +11,8 @@ import pytest
 from msgspec import Meta
 
 from w5xde.config import COMMAND_DEFAULTS, COMMAND_SETTINGS, Settings, field_types
-from w5xde.doors import resolve
 from w5xde.errors import UsageError
+from w5xde.setting_sources import resolve
 
 COMMANDS = list(COMMAND_SETTINGS)
 
@@ -299,7 +299,10 @@ def test_training_ends_after_ten_epochs_unless_something_else_says_when():
 
 
 def test_settings_are_checked_without_loading_torch():
-    code = "import sys; from w5xde.doors import resolve; resolve('train', {}); print('torch' in sys.modules)"
+    code = (
+        "import sys; from w5xde.setting_sources import resolve; resolve('train', {}); "
+        "print('torch' in sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

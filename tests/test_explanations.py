@@ -14,7 +14,7 @@ import pytest
 
 import w5xde
 from w5xde.bench.command import build_parser
-from w5xde.cli import _build_parser, main
+from w5xde.cli.main import _build_parser, main
 from w5xde.errors import JoinError, UsageError, W5xdeError
 from w5xde.explanations import EXPLANATIONS, code_of, document
 
@@ -135,7 +135,7 @@ def test_an_error_in_the_settings_does_not_keep_it_from_being_explained(
 
 
 def test_an_explanation_is_instant_because_torch_is_not_imported() -> None:
-    program = "import sys\nfrom w5xde.cli import main\nmain(['explain', '103', '--json'])\n"
+    program = "import sys\nfrom w5xde.cli.main import main\nmain(['explain', '103', '--json'])\n"
     program += "sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from w5xde.cli.view import View, _node_table
 from w5xde.config import Settings
 from w5xde.errors import JoinError, RemoteProtocolError
 from w5xde.learn.job.job import describe
@@ -19,8 +20,7 @@ from w5xde.messages import Answer, Bye, Hello, Leave, Message, Refuse, Rejected,
 from w5xde.protocol.wire import Decoder, Limits, encode
 from w5xde.runtime.durable.run_folder import Recorder
 from w5xde.runtime.telemetry.status import NodeRow, RunStatus
-from w5xde.view import View, _node_table
-from w5xde.words import harmless, to_json
+from w5xde.sanitize import harmless, to_json
 
 # Clears the screen, sets the title (ended by a bell or by ST), links, turns the writing round.
 ATTACK = "\x1b[2J\x1b]0;owned\x07ok\x1b]8;;http://x\x1b\\link\x9b31m\u202e\x7f\r\n\x00end"

@@ -1,5 +1,5 @@
 """`python -m w5xde`."""
 
-from w5xde.cli import run
+from w5xde.cli.main import run
 
 run()

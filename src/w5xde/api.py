@@ -23,9 +23,9 @@ import msgspec
 
 from w5xde.callbacks import Callback
 from w5xde.config import Settings
-from w5xde.doors import resolve
 from w5xde.errors import JoinError, StorageError, UsageError
 from w5xde.learn.job.job import Job, load_job
+from w5xde.setting_sources import resolve
 from w5xde.ticket import Ticket, read_ticket
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from w5xde.compression import Directions, parse_compress
 from w5xde.messages import NODE_NAME_PATTERN
-from w5xde.robust import Robust, parse_robust
+from w5xde.robust_rule import Robust, parse_robust
 
 # A run's name is also a folder's name; both kinds of names are shown in terminals and logs.
 SHOWN_NAME = re.compile(NODE_NAME_PATTERN)

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from w5xde.api import run_coordinator
+from w5xde.cli.view import make_view
 from w5xde.config import Settings
 from w5xde.datasets import digits
 from w5xde.errors import TrainingError
@@ -24,7 +25,6 @@ from w5xde.learn.job.job import Job
 from w5xde.learn.model.device import threads
 from w5xde.learn.model.digest import weights_sha256
 from w5xde.tree import Span, batch_seed, halves
-from w5xde.view import make_view
 
 EPOCHS = 20
 STEP_BATCHES = 4

@@ -17,7 +17,7 @@ A node that dies is not an exception but an event, and a lease that is overdue i
 from __future__ import annotations
 
 from w5xde.explanations import EXPLANATIONS
-from w5xde.words import harmless
+from w5xde.sanitize import harmless
 
 
 class W5xdeError(Exception):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from w5xde.words import harmless
+from w5xde.sanitize import harmless
 
 PROTOCOL_VERSION = 1
 

@@ -23,7 +23,7 @@ from w5xde.control.coordinator import TICK_SECONDS, CoordinatorCore
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.leases import INCARNATION_SHIFT, Lease
 from w5xde.control.steps.plan import Plan
-from w5xde.robust import parse_robust
+from w5xde.robust_rule import parse_robust
 from w5xde.tree import Span
 
 ARROW = "→"

@@ -13,7 +13,7 @@ from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.leases import Lease
 from w5xde.control.steps.plan import Plan
-from w5xde.robust import Robust
+from w5xde.robust_rule import Robust
 from w5xde.tree import Span
 
 

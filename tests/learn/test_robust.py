@@ -16,7 +16,7 @@ from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.model.layout import Vector
 from w5xde.learn.step.learner import Contribution, Learner, Spoiled
 from w5xde.learn.step.robust_mean import CHUNK_COUNT, RobustSums, Share, _network
-from w5xde.robust import Robust, parse_robust
+from w5xde.robust_rule import Robust, parse_robust
 
 MEDIAN = Robust(None)
 

@@ -17,7 +17,7 @@ from safetensors.torch import load, save
 import w5xde
 from tests.system.harness import JOBS
 from tests.system.jobs import job
-from w5xde.cli import main
+from w5xde.cli.main import main
 from w5xde.config import Settings
 from w5xde.errors import W5xdeError
 from w5xde.learn.job.coordinator_setup import prepare

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from w5xde.cli.view import View, _clock
 from w5xde.config import Settings
 from w5xde.errors import StorageError
 from w5xde.runtime.durable.run_folder import Recorder
+from w5xde.sanitize import to_json
 from w5xde.ticket import Secret, Ticket, join_line
-from w5xde.view import View, _clock
-from w5xde.words import to_json
 
 
 class FullDisk(io.StringIO):

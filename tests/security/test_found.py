@@ -10,6 +10,7 @@ import pytest
 from tests.protocol.streams import around, feed
 from tests.security import files
 from tests.security.measure import KIB, MIB, peak_bytes, refusal_of
+from w5xde.cli.view import View
 from w5xde.config import Settings
 from w5xde.errors import RemoteProtocolError, StorageError
 from w5xde.learn.data.payload import Unpacker, unpack
@@ -23,7 +24,6 @@ from w5xde.runtime.durable.export import export_run
 from w5xde.runtime.durable.ledger import Reading
 from w5xde.runtime.durable.resume import restore
 from w5xde.runtime.durable.sealed_json import Damaged
-from w5xde.view import View
 
 NOT_UTF8 = b'{"kind":"\xff"}'
 

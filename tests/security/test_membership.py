@@ -15,7 +15,7 @@ import pytest
 import w5xde
 from tests.security.pool import HERE, attacked, wait_until
 from tests.system.harness import JOBS, command, ended, events, forked, run_json, when_there
-from w5xde.cli import main
+from w5xde.cli.main import main
 from w5xde.runtime.admission.credentials import pool_of
 from w5xde.runtime.admission.register import TicketRegister
 from w5xde.ticket import Ticket, parse

@@ -13,7 +13,7 @@ from tests.security.pool import attacked
 from tests.system.harness import free_port
 from w5xde.config import Settings
 from w5xde.control.pool.connection_limits import Doorman
-from w5xde.doctor import there
+from w5xde.doctor import remote_checks as there
 from w5xde.errors import JoinError
 from w5xde.protocol.session import COORDINATOR, NODE
 from w5xde.runtime.admission.identity import RunIdentity, new_run_id

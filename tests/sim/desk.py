@@ -1,7 +1,7 @@
 """The desk: one life of the simulated coordinator. The real core and the real keeper, on a virtual disk.
 
-Mirrors `runtime/coordinator/body.py` without sockets, tensors and clocks; what is lent, admitted, given up or kept
-is decided by the very code that does so in earnest. It dies at any operation, and another one takes over.
+Mirrors `runtime/coordinator/body.py` without sockets, tensors and clocks; what is lent, admitted, given up or
+kept is decided by the very code that does so in earnest. It dies at any operation, and another takes over.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from w5xde.control.steps.leases import Lease
-from w5xde.robust import Robust, parse_robust
+from w5xde.robust_rule import Robust, parse_robust
 
 FAULTS = (
     "crash",  # a node's process dies, and mostly comes back

@@ -15,7 +15,7 @@ import pytest
 
 import w5xde
 from tests.system.harness import JOBS, AtStep, clear_ticket, command, events, pid_of, ticket_of
-from w5xde.cli import main
+from w5xde.cli.main import main
 from w5xde.errors import JobError
 from w5xde.messages import Hello
 from w5xde.protocol.wire import encode

@@ -27,7 +27,7 @@ from w5xde.bench.relay import Bucket
 from w5xde.bench.scale import require_descriptors
 from w5xde.bench.stages import STAGES, STUDIES
 from w5xde.bench.stats import compare
-from w5xde.cli import main
+from w5xde.cli.main import main
 from w5xde.errors import TrainingError, UsageError
 from w5xde.runtime.durable.audit import audit_run
 from w5xde.runtime.net.sockets import HAS_LOCAL_ROAD
@@ -45,7 +45,7 @@ COMMANDS = {
 }
 PROGRAM = """
 import json, sys
-from w5xde.cli import main
+from w5xde.cli.main import main
 for words in json.loads(sys.argv[1]):
     if main(words):
         sys.exit(f"{words} failed")

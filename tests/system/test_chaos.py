@@ -25,7 +25,9 @@ from w5xde.runtime.durable.audit import Report, audit_run
 # Forked from a process that has loaded torch, as local nodes are: half a minute less of loading it. The first
 # optimizer that steps loads torch._dynamo.
 _WARM = multiprocessing.get_context("forkserver")
-_WARM.set_forkserver_preload(["w5xde.cli", "w5xde.chaos", "w5xde.runtime.coordinator.body", "torch._dynamo"])
+_WARM.set_forkserver_preload(
+    ["w5xde.cli.main", "w5xde.chaos", "w5xde.runtime.coordinator.body", "torch._dynamo"]
+)
 
 ROUNDS = 5
 ROUND_STEPS = 18
@@ -59,7 +61,7 @@ class Forked:
 
 
 def _run(command: Command) -> None:
-    from w5xde.cli import main
+    from w5xde.cli.main import main
 
     log = os.open(command.log, os.O_WRONLY | os.O_APPEND)
     os.dup2(log, 1)

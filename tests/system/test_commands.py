@@ -14,13 +14,13 @@ import torch
 
 import w5xde
 from tests.system.harness import JOBS, command, environment, events, run_json, ticket_of
-from w5xde.cli import main
+from w5xde.cli.main import main
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["join", "--help"], ["--version"]])
 def test_help_is_instant_because_torch_is_not_imported(arguments: list[str]) -> None:
     program = (
-        "import sys\nfrom w5xde.cli import main\n"
+        "import sys\nfrom w5xde.cli.main import main\n"
         f"try: main({arguments!r})\nexcept SystemExit: pass\n"
         "print('torch' in sys.modules, file=sys.stderr)"
     )

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from tests.system.harness import JOBS, answering, command, environment, free_port, full_backlog, ticket_of
-from w5xde.cli import main
+from w5xde.cli.main import main
 from w5xde.config import Settings
-from w5xde.doctor import here, there
+from w5xde.doctor import local_checks as here
+from w5xde.doctor import remote_checks as there
 from w5xde.doctor.finding import Check, Finding, examine
 from w5xde.errors import JoinError, UsageError
 from w5xde.messages import Beat, Refuse

@@ -13,7 +13,7 @@ import pytest
 import w5xde
 from tests.system.harness import JOBS, answering, clear_ticket, full_backlog
 from tests.system.jobs import job
-from w5xde import cli
+from w5xde.cli import main as cli
 from w5xde.config import Settings
 from w5xde.errors import JoinError, TrainingError, UsageError, W5xdeError
 from w5xde.learn.job.coordinator_setup import prepare

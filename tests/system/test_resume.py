@@ -21,7 +21,7 @@ from torch.utils.data import Subset
 import w5xde
 from tests.system.harness import JOBS, AtStep, command, ended, events, forked, when_there
 from tests.system.jobs import data
-from w5xde.cli import main
+from w5xde.cli.main import main
 from w5xde.control.node import Checked, Dial, DialFailed, Lost, NodeCore, Opened, Welcomed
 from w5xde.learn.job.job import load_job
 

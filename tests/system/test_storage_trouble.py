@@ -17,9 +17,8 @@ from tests.runtime.faults import FaultyDisk
 from tests.system.harness import JOBS, AtStep, events
 from tests.system.test_resume import forked
 from w5xde.api import Watcher, run_coordinator
-from w5xde.cli import main
+from w5xde.cli.main import main
 from w5xde.config import Settings
-from w5xde.doors import resolve
 from w5xde.errors import StorageError
 from w5xde.runtime.coordinator.body import Coordinator
 from w5xde.runtime.durable import run_folder as recorder
@@ -27,6 +26,7 @@ from w5xde.runtime.durable.audit import audit_run
 from w5xde.runtime.durable.disk import Piece, RealDisk
 from w5xde.runtime.durable.ledger import Reading
 from w5xde.runtime.telemetry.status import RunStatus
+from w5xde.setting_sources import resolve
 
 SETTINGS: dict[str, Any] = {"batches_per_step": 4, "epochs": 45, "seed": 3}
 WRITING = ("write", "append", "append to", "make_folder", "sync")

@@ -12,9 +12,9 @@ from typing import Any
 
 from w5xde.bench.stages import STUDIES
 from w5xde.bench.typed import compression, number, one_of, picture, several, whole
-from w5xde.cli import BENCH_ABOUT, NOT_CLEAN, Parser, results_to
+from w5xde.cli.main import BENCH_ABOUT, NOT_CLEAN, Parser, results_to
 from w5xde.errors import UsageError
-from w5xde.words import to_json
+from w5xde.sanitize import to_json
 
 _OVERVIEW = """examples:
   w5xde bench seed                        the first system's benchmark, beside what this machine allows

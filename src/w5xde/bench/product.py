@@ -203,7 +203,7 @@ class _Shown(Watcher):
     """A stopwatch, and the view that a user would have, which nobody looks at."""
 
     def __init__(self, stopwatch: Stopwatch, settings: Settings) -> None:
-        from w5xde.view import View
+        from w5xde.cli.view import View
 
         self._stopwatch = stopwatch
         self._view = View(settings, io.StringIO())

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from w5xde.doors import ENVIRONMENT_PREFIX
 from w5xde.runs import STATE_VARIABLE
+from w5xde.setting_sources import ENVIRONMENT_PREFIX
 
 
 class Process(Protocol):

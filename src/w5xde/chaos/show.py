@@ -14,11 +14,11 @@ import msgspec
 from w5xde.chaos.child import Child
 from w5xde.chaos.pool import Pool
 from w5xde.chaos.verdict import judge
+from w5xde.cli.view import make_view
 from w5xde.config import Settings
 from w5xde.demo import EPOCHS, STEP_BATCHES
 from w5xde.errors import UsageError
 from w5xde.runs import free_name
-from w5xde.view import make_view
 
 # A node that is silent for seven seconds is taken for dead; it comes back when it wakes up.
 SHORT_SECONDS, LONG_SECONDS = 3.0, 9.0

@@ -21,11 +21,11 @@ import msgspec
 
 from w5xde.chaos.pool import Pool
 from w5xde.chaos.verdict import judge
+from w5xde.cli.view import make_view
 from w5xde.config import Settings
 from w5xde.errors import TrainingError, UsageError, W5xdeError
 from w5xde.runs import free_name, read_manifest
-from w5xde.view import make_view
-from w5xde.words import to_json
+from w5xde.sanitize import to_json
 
 # Many batches in a step, so that any number of nodes shares them about evenly.
 STEP_BATCHES = 48

@@ -13,12 +13,12 @@ from typing import Any
 
 from rich.markup import escape
 
+from w5xde.cli.view import View, make_view
 from w5xde.config import Settings
 from w5xde.doctor.finding import Finding, examine
-from w5xde.doctor.here import checks_here
-from w5xde.doctor.there import checks_there, target_of
+from w5xde.doctor.local_checks import checks_here
+from w5xde.doctor.remote_checks import checks_there, target_of
 from w5xde.explanations import EXPLANATIONS
-from w5xde.view import View, make_view
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
 

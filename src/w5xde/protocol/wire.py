@@ -20,7 +20,7 @@ import msgspec
 
 from w5xde.errors import LocalProtocolError, RemoteProtocolError
 from w5xde.messages import Beat, Bye, Hello, Leave, Message, Ready, Refuse, Welcome
-from w5xde.words import harmless
+from w5xde.sanitize import harmless
 
 MAGIC = b"W5"
 WIRE_VERSION = 1

@@ -18,7 +18,7 @@ from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import StepWork
 from w5xde.control.steps.plan import Plan
-from w5xde.robust import Robust
+from w5xde.robust_rule import Robust
 
 # How long nothing is lent when there are fewer nodes than the mean needs: they join, and come back, at their
 # own pace, and one of them alone would have done a step of a small model before the next is there.

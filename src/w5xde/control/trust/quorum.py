@@ -6,7 +6,7 @@ With fewer, fewer are left out; that is counted, and told once. Only decides: kn
 from __future__ import annotations
 
 from w5xde.control.events import Effect, Note, Step
-from w5xde.robust import Robust
+from w5xde.robust_rule import Robust
 
 
 class Quorum:

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from w5xde.errors import JobError, W5xdeError
-from w5xde.words import harmless
+from w5xde.sanitize import harmless
 
 if TYPE_CHECKING:
     from torch import Tensor

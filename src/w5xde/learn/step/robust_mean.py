@@ -20,7 +20,7 @@ from torch import Tensor
 from w5xde.learn.model.layout import Group, Vector
 from w5xde.learn.step.learner import Contribution, Learner, Spoiled, Total
 from w5xde.messages import TRAINED
-from w5xde.robust import Robust
+from w5xde.robust_rule import Robust
 
 # So many coordinates of all nodes at a time: they stay in the caches, and memory for them is bounded.
 CHUNK_COUNT = 65536

@@ -30,7 +30,7 @@ from w5xde.errors import StorageError
 from w5xde.runs import MANIFEST, free_name, read_manifest
 from w5xde.runtime.durable.disk import RealDisk, replace
 from w5xde.runtime.durable.lock import RunLock
-from w5xde.words import harmless, to_json
+from w5xde.sanitize import harmless, to_json
 
 
 class Recorder:

@@ -20,12 +20,12 @@ from typing import IO, Annotated, Any, Literal, NoReturn, get_args, get_origin
 from msgspec import Meta
 
 import w5xde
+from w5xde.cli.ticket_command import add_ticket_parser, run_ticket, take_asked
 from w5xde.config import COMMAND_DEFAULTS, COMMAND_SETTINGS, Settings, field_types
-from w5xde.doors import resolve
 from w5xde.errors import UsageError, W5xdeError
 from w5xde.runs import find_run, read_manifest
-from w5xde.ticket_command import add_ticket_parser, run_ticket, take_asked
-from w5xde.words import to_json
+from w5xde.sanitize import to_json
+from w5xde.setting_sources import resolve
 
 INTERRUPTED = 130
 # An audit found that the promise did not hold, or the doctor that something does not work.
@@ -305,7 +305,7 @@ def _coordinate(settings: Settings, job: str | None) -> dict[str, Any]:
     _quiet(settings)
     job = job or _job_of(settings)
     from w5xde.api import run_coordinator
-    from w5xde.view import make_view
+    from w5xde.cli.view import make_view
 
     view = make_view(settings)
     result = run_coordinator(job, settings, watcher=view)
@@ -331,7 +331,7 @@ def _job_of(settings: Settings) -> str:
 def _join(settings: Settings, ticket: str | None, job: str) -> dict[str, Any]:
     _quiet(settings)
     from w5xde.api import find_ticket, run_node
-    from w5xde.view import make_view
+    from w5xde.cli.view import make_view
 
     found = find_ticket(ticket)
     view = make_view(settings)
@@ -352,8 +352,8 @@ def _demo(settings: Settings, chaos: bool) -> dict[str, Any]:
 
 
 def _audit(settings: Settings, run: str) -> dict[str, Any]:
+    from w5xde.cli.view import make_view
     from w5xde.runtime.durable.audit import audit_run
-    from w5xde.view import make_view
 
     report = audit_run(find_run(settings.runs, run))
     if not settings.json:
@@ -362,8 +362,8 @@ def _audit(settings: Settings, run: str) -> dict[str, Any]:
 
 
 def _export(settings: Settings, run: str, to: str, out: str | None) -> dict[str, Any]:
+    from w5xde.cli.view import make_view
     from w5xde.runtime.durable.export import export_run
-    from w5xde.view import make_view
 
     folder = find_run(settings.runs, run)
     written = export_run(folder, to, Path(out or f"{folder.name}.{to}"))
@@ -372,7 +372,7 @@ def _export(settings: Settings, run: str, to: str, out: str | None) -> dict[str,
 
 
 def _explain(settings: Settings, error: str | None) -> dict[str, Any]:
-    from w5xde.explain import run_explain
+    from w5xde.cli.explain import run_explain
 
     return run_explain(settings, error)
 

@@ -20,8 +20,8 @@ from rich.text import Text
 import w5xde
 from w5xde.api import CLEAR_TEXT, Result, Watcher
 from w5xde.config import Settings
+from w5xde.sanitize import harmless
 from w5xde.ticket import join_line
-from w5xde.words import harmless
 
 if TYPE_CHECKING:
     from w5xde.runtime.coordinator.body import Coordinator
