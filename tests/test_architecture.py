@@ -60,13 +60,18 @@ IMPURE = {
     "concurrent", "subprocess", "signal", "time", "datetime",
 }  # fmt: skip
 # The first system's way to serialise exists in a benchmark alone, to be compared with.
-MAY_PICKLE = {"w5xde.bench.pickled"}
+MAY_PICKLE = {"w5xde.bench.suites.pickled"}
 DANGEROUS = {
     "pickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "yaml", "ctypes", "cffi",
     "code", "codeop", "runpy",
 }  # fmt: skip
 # Who may import by a name: the package its own parts, the job its file, a benchmark what it compares with.
-MAY_IMPORT_BY_NAME = {"w5xde", "w5xde.learn.job.job", "w5xde.bench.ray_peer", "w5xde.bench.command"}
+MAY_IMPORT_BY_NAME = {
+    "w5xde",
+    "w5xde.learn.job.job",
+    "w5xde.bench.contestants.ray_actors",
+    "w5xde.bench.command",
+}
 # What turns text into code, however it is reached.
 EXECUTING = {"eval", "exec", "compile", "__import__"}
 # Whoever reads what a peer or a file says: no name in it may become an attribute's.
@@ -318,8 +323,8 @@ def test_the_benchmark_alone_can_reach_what_pickles():
         module.name
         for module in MODULES
         for found in module.imports()
-        if found.module.startswith("w5xde.bench.pickled")
-    } == {"w5xde.bench.evolution"}
+        if found.module.startswith("w5xde.bench.suites.pickled")
+    } == {"w5xde.bench.suites.evolution"}
     # And nobody but the command, when it is asked to, reaches the benchmark.
     assert {
         module.name for module in MODULES if module.home != "bench"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from w5xde.bench import codecs, pickled
+from w5xde.bench.suites import codecs, pickled
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.model.layout import FlatModel, describe

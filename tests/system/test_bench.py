@@ -18,15 +18,18 @@ import psutil
 import pytest
 
 from tests.system.harness import PATIENCE_SECONDS, ROOT, environment
-from w5xde.bench import codecs, command, costs, links, plot, report
-from w5xde.bench.checks import TURN_SECONDS, CheckTurns
-from w5xde.bench.crew import crew, run_apart
-from w5xde.bench.crowd import Crowd
-from w5xde.bench.peers import MATCHES
-from w5xde.bench.relay import Bucket
-from w5xde.bench.scale import require_descriptors
-from w5xde.bench.stages import STAGES, STUDIES
-from w5xde.bench.stats import compare
+from w5xde.bench import command
+from w5xde.bench.contestants.light_nodes import Crowd
+from w5xde.bench.measure.processes import crew, run_apart
+from w5xde.bench.measure.relay import Bucket
+from w5xde.bench.measure.stats import compare
+from w5xde.bench.show import plots as plot
+from w5xde.bench.show import tables as report
+from w5xde.bench.suites import codecs, costs, links
+from w5xde.bench.suites.checks import TURN_SECONDS, CheckTurns
+from w5xde.bench.suites.peers import MATCHES
+from w5xde.bench.suites.scale import require_descriptors
+from w5xde.bench.suites.stages import STAGES, STUDIES
 from w5xde.cli.main import main
 from w5xde.errors import TrainingError, UsageError
 from w5xde.runtime.durable.audit import audit_run

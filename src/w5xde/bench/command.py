@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from w5xde.bench.stages import STUDIES
-from w5xde.bench.typed import compression, number, one_of, picture, several, whole
+from w5xde.bench.flags import compression, number, one_of, picture, several, whole
+from w5xde.bench.suites.stages import STUDIES
 from w5xde.cli.main import BENCH_ABOUT, NOT_CLEAN, Parser, results_to
 from w5xde.errors import UsageError
 from w5xde.sanitize import to_json
@@ -68,14 +68,14 @@ def run_bench(arguments: Sequence[str]) -> int:
     with results_to(given.json) as out:
         found = bench.run(given, Progress(given.bench).say)
         if given.plot is not None:
-            from w5xde.bench import plot
+            from w5xde.bench.show import plots as plot
 
             plot.draw(given.bench, found, given.plot)
             print(f"drawn: {given.plot}", file=sys.stderr, flush=True)
         if given.json:
             print(to_json(found), file=out, flush=True)
         else:
-            from w5xde.bench import report
+            from w5xde.bench.show import tables as report
 
             report.show(found, out)
     return 0 if found.get("audit_clean", True) else NOT_CLEAN
@@ -142,7 +142,7 @@ def _seed_flags(command: argparse.ArgumentParser) -> None:
 
 
 def _run_seed(given: argparse.Namespace, say: Say) -> dict[str, Any]:
-    from w5xde.bench.seed import SeedOptions, run_seed
+    from w5xde.bench.suites.seed import SeedOptions, run_seed
 
     options = SeedOptions(
         mode=given.mode,
@@ -173,7 +173,7 @@ def _evolution_flags(command: argparse.ArgumentParser) -> None:
 
 
 def _run_evolution(given: argparse.Namespace, say: Say) -> dict[str, Any]:
-    from w5xde.bench.evolution import EvolutionOptions, run_evolution
+    from w5xde.bench.suites.evolution import EvolutionOptions, run_evolution
 
     return run_evolution(EvolutionOptions(given.studies, given.nodes, given.seconds), say)
 
@@ -183,8 +183,8 @@ def _codecs_flags(command: argparse.ArgumentParser) -> None:
 
 
 def _run_codecs(given: argparse.Namespace, say: Say) -> dict[str, Any]:
-    from w5xde.bench.codecs import measure
-    from w5xde.bench.meter import machine
+    from w5xde.bench.measure.meter import machine
+    from w5xde.bench.suites.codecs import measure
 
     say(f"training for real gradients, then every codec on them, for {given.seconds:g} s")
     found = measure(given.seconds)
@@ -216,7 +216,7 @@ def _exchange_flags(command: argparse.ArgumentParser) -> None:
 
 
 def _run_exchange(given: argparse.Namespace, say: Say) -> dict[str, Any]:
-    from w5xde.bench.exchange import ExchangeOptions, run_exchange
+    from w5xde.bench.suites.exchange import ExchangeOptions, run_exchange
 
     options = ExchangeOptions(
         parameters=given.params,
@@ -252,7 +252,7 @@ def _links_flags(command: argparse.ArgumentParser) -> None:
 
 
 def _run_links(given: argparse.Namespace, say: Say) -> dict[str, Any]:
-    from w5xde.bench.links import LinksOptions, run_links
+    from w5xde.bench.suites.links import LinksOptions, run_links
 
     chosen = {"codecs": tuple(given.codec)} if given.codec else {}
     return run_links(LinksOptions(given.rates, given.params, given.nodes, given.seconds, **chosen), say)
@@ -272,7 +272,7 @@ def _peers_flags(command: argparse.ArgumentParser) -> None:
 
 
 def _run_peers(given: argparse.Namespace, say: Say) -> dict[str, Any]:
-    from w5xde.bench.peers import PeersOptions, run_peers
+    from w5xde.bench.suites.peers import PeersOptions, run_peers
 
     return run_peers(PeersOptions(given.rows, given.pairs, given.seconds, given.nodes), say)
 
@@ -291,7 +291,7 @@ def _costs_flags(command: argparse.ArgumentParser) -> None:
 
 
 def _run_costs(given: argparse.Namespace, say: Say) -> dict[str, Any]:
-    from w5xde.bench.costs import CostsOptions, run_costs
+    from w5xde.bench.suites.costs import CostsOptions, run_costs
 
     return run_costs(CostsOptions(given.rows, given.pairs, given.seconds, given.nodes), say)
 
@@ -311,7 +311,7 @@ def _scale_flags(command: argparse.ArgumentParser) -> None:
 
 
 def _run_scale(given: argparse.Namespace, say: Say) -> dict[str, Any]:
-    from w5xde.bench.scale import ScaleOptions, run_scale
+    from w5xde.bench.suites.scale import ScaleOptions, run_scale
 
     return run_scale(ScaleOptions(given.nodes, given.seconds, given.staleness), say)
 

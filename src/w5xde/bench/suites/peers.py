@@ -10,13 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from w5xde.bench import jobs, ray_peer
-from w5xde.bench.crew import warm_up
-from w5xde.bench.ddp import Exchanged, run_ddp
-from w5xde.bench.meter import machine
-from w5xde.bench.pairs import Measured, dropped, in_turns, median, run_of_ours
-from w5xde.bench.seed import SYNC_STEP_BATCHES, Say
-from w5xde.bench.stats import compare
+from w5xde.bench import jobs
+from w5xde.bench.contestants import ray_actors as ray_peer
+from w5xde.bench.contestants.ddp import Exchanged, run_ddp
+from w5xde.bench.measure.meter import machine
+from w5xde.bench.measure.pairs import Measured, dropped, in_turns, median, run_of_ours
+from w5xde.bench.measure.processes import warm_up
+from w5xde.bench.measure.stats import compare
+from w5xde.bench.suites.seed import SYNC_STEP_BATCHES, Say
 from w5xde.learn.job.job import Job
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from w5xde.bench import jobs
-from w5xde.bench.crew import warm_up
-from w5xde.bench.ddp import run_all_reduce
-from w5xde.bench.limits import copy_limit, stream_limit
-from w5xde.bench.meter import machine
-from w5xde.bench.product import Run, count_again, run_product, settings_for
-from w5xde.bench.seed import Say, runs_folder
-from w5xde.bench.stats import quotient
+from w5xde.bench.contestants.ddp import run_all_reduce
+from w5xde.bench.contestants.limits import copy_limit, stream_limit
+from w5xde.bench.contestants.product import Run, count_again, run_product, settings_for
+from w5xde.bench.measure.meter import machine
+from w5xde.bench.measure.processes import warm_up
+from w5xde.bench.measure.stats import quotient
+from w5xde.bench.suites.seed import Say, runs_folder
 from w5xde.config import Settings
 from w5xde.runtime.net.sockets import HAS_LOCAL_ROAD
 

@@ -14,7 +14,7 @@ import torch
 
 import w5xde
 from w5xde.bench import jobs
-from w5xde.bench.crew import Line
+from w5xde.bench.measure.processes import Line
 from w5xde.config import Settings
 from w5xde.control.pool.connection_limits import STRANGERS_HERE_MAX
 from w5xde.control.pool.members import BEAT_SECONDS

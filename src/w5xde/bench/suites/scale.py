@@ -15,12 +15,12 @@ from typing import Any
 
 from w5xde.api import Result, Watcher, run_coordinator
 from w5xde.bench import jobs
-from w5xde.bench.crew import Line, Member, Work, crew, warm_up
-from w5xde.bench.crowd import be_crowd
-from w5xde.bench.meter import cpu_seconds, machine, resident_bytes
-from w5xde.bench.product import settings_for
-from w5xde.bench.seed import Say, runs_folder
-from w5xde.bench.stats import quotient
+from w5xde.bench.contestants.light_nodes import be_crowd
+from w5xde.bench.contestants.product import settings_for
+from w5xde.bench.measure.meter import cpu_seconds, machine, resident_bytes
+from w5xde.bench.measure.processes import Line, Member, Work, crew, warm_up
+from w5xde.bench.measure.stats import quotient
+from w5xde.bench.suites.seed import Say, runs_folder
 from w5xde.config import Settings
 from w5xde.errors import UsageError
 from w5xde.runtime.coordinator.body import Coordinator

@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from w5xde.bench import jobs, pickled
-from w5xde.bench.crew import warm_up
-from w5xde.bench.meter import machine, socket_buffer_bytes
-from w5xde.bench.product import Run, count_again, run_product
-from w5xde.bench.seed import Say, SeedOptions, runs_folder, seed_settings
-from w5xde.bench.stages import STUDIES, Stage
+from w5xde.bench import jobs
+from w5xde.bench.contestants.product import Run, count_again, run_product
+from w5xde.bench.measure.meter import machine, socket_buffer_bytes
+from w5xde.bench.measure.processes import warm_up
+from w5xde.bench.suites import pickled
+from w5xde.bench.suites.seed import Say, SeedOptions, runs_folder, seed_settings
+from w5xde.bench.suites.stages import STUDIES, Stage
 from w5xde.config import Settings
 
 

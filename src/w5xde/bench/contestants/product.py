@@ -16,10 +16,8 @@ from typing import Any
 import msgspec
 
 from w5xde.api import Watcher, run_coordinator
-from w5xde.bench.checks import CheckTurns
-from w5xde.bench.crew import Line, run_apart
 from w5xde.bench.jobs import BATCH_SIZE, SEED, loss_of
-from w5xde.bench.meter import (
+from w5xde.bench.measure.meter import (
     cpu_seconds,
     forget_peak,
     lent_bytes,
@@ -27,6 +25,8 @@ from w5xde.bench.meter import (
     resident_bytes,
     tree,
 )
+from w5xde.bench.measure.processes import Line, run_apart
+from w5xde.bench.suites.checks import CheckTurns
 from w5xde.config import Settings
 from w5xde.errors import UsageError
 from w5xde.learn.job.job import Job

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from w5xde.bench.crew import Line, crew, run_apart, start_together
 from w5xde.bench.jobs import SEED, read_batches
+from w5xde.bench.measure.processes import Line, crew, run_apart, start_together
 from w5xde.learn.job.build import build_model
 from w5xde.learn.job.job import Job
 from w5xde.learn.model.device import core_count, use_threads

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import socket
 
-from w5xde.bench.crew import Line
+from w5xde.bench.measure.processes import Line
 
 # What may pass at once after a pause: about what a switch or a modem buffers. And never less than passes
 # while a process waits for its turn on a core, or the link would be slower than it says.

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from w5xde.bench import jobs
-from w5xde.bench.limits import ComputeLimit, compute_limit
-from w5xde.bench.meter import machine
-from w5xde.bench.product import Count, Run, count_again, run_product, settings_for
-from w5xde.bench.stats import quotient
+from w5xde.bench.contestants.limits import ComputeLimit, compute_limit
+from w5xde.bench.contestants.product import Count, Run, count_again, run_product, settings_for
+from w5xde.bench.measure.meter import machine
+from w5xde.bench.measure.stats import quotient
 from w5xde.config import Settings
 
 Say = Callable[[str], None]

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from w5xde.bench import jobs
-from w5xde.bench.checks import TURN_SECONDS
-from w5xde.bench.crew import warm_up
-from w5xde.bench.meter import machine
-from w5xde.bench.pairs import Measured, dropped, in_turns, run_of_ours
-from w5xde.bench.seed import SYNC_STEP_BATCHES, Say
-from w5xde.bench.stats import compare
+from w5xde.bench.measure.meter import machine
+from w5xde.bench.measure.pairs import Measured, dropped, in_turns, run_of_ours
+from w5xde.bench.measure.processes import warm_up
+from w5xde.bench.measure.stats import compare
+from w5xde.bench.suites.checks import TURN_SECONDS
+from w5xde.bench.suites.seed import SYNC_STEP_BATCHES, Say
 from w5xde.errors import TrainingError
 
 HERE = "127.0.0.1"

@@ -8,7 +8,7 @@ from typing import IO, Any
 from rich.console import Console
 from rich.table import Table
 
-from w5xde.bench.figures import (
+from w5xde.bench.show.figures import (
     UNKNOWN,
     count,
     least_and_most,

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from w5xde.bench.crew import Line, Work, crew
 from w5xde.bench.jobs import SEED, loss_of, read_batches
+from w5xde.bench.measure.processes import Line, Work, crew
 from w5xde.learn.job.build import build_model
 from w5xde.learn.job.job import Job
 from w5xde.learn.model.device import use_threads

@@ -13,10 +13,10 @@ import logging
 import time
 from typing import Any
 
-from w5xde.bench.crew import Line, run_apart
-from w5xde.bench.ddp import Exchanged
+from w5xde.bench.contestants.ddp import Exchanged
 from w5xde.bench.jobs import SEED, loss_of, read_batches
-from w5xde.bench.meter import cpu_seconds, tree
+from w5xde.bench.measure.meter import cpu_seconds, tree
+from w5xde.bench.measure.processes import Line, run_apart
 from w5xde.learn.job.build import build_model
 from w5xde.learn.job.job import Job
 from w5xde.learn.model.device import use_threads

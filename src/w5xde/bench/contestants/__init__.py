@@ -1,0 +1,1 @@
+"""Contestants: our own runs, DDP, Ray, light nodes, and what the machine allows."""

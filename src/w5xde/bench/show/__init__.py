@@ -1,0 +1,1 @@
+"""Showing results: tables, figures with units, plots."""
