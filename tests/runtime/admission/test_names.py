@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.security.test_register import NOW, admit
+from tests.security.admission.test_register import NOW, admit
 from w5xde.config import Settings
 from w5xde.control.pool.connection_limits import Doorman
 from w5xde.messages import Hello

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from tests.learn.test_codecs import bits, gaussian
+from tests.learn.codecs.test_codecs import bits, gaussian
 from w5xde.compression import Directions, parse_compress
 from w5xde.learn.codecs.numbers import values_of
 from w5xde.learn.codecs.pipeline import parse

@@ -15,7 +15,7 @@ import pytest
 import w5xde
 from tests.runtime.faults import FaultyDisk
 from tests.system.harness import JOBS, AtStep, events
-from tests.system.test_resume import forked
+from tests.system.trouble.test_resume import forked
 from w5xde.api import Watcher, run_coordinator
 from w5xde.cli.main import main
 from w5xde.config import Settings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.test_transport import Ears
+from tests.runtime.net.test_connection import Ears
 from tests.security.pool import attacked
 from tests.system.harness import free_port
 from w5xde.config import Settings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.security.test_register import ENTRANCE, NOW, admit
+from tests.security.admission.test_register import ENTRANCE, NOW, admit
 from w5xde.errors import StorageError, UsageError
 from w5xde.runtime.admission.commands import (
     parse_lifetime,

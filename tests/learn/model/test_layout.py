@@ -127,7 +127,7 @@ def test_roles_follow_each_other_and_dtypes_lie_together():
 
 
 def test_the_documented_layout_is_the_one_in_force():
-    text = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
     rows = re.findall(
         r"^\| `([\w.]+)` \| (\w+) \| ([\d, ]*) ?\| (\w+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.security.test_identity import trouble
+from tests.security.admission.test_identity import trouble
 from w5xde.errors import UsageError
 from w5xde.runtime.admission import private_files as private
 from w5xde.runtime.admission import register as tickets

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss, nll_loss
 
 from tests.learn.jobs import CLASSES, FEATURES, make, mlp
-from tests.learn.test_recorded import RECORDED, batch_of, trainer_of
+from tests.learn.train.test_record import RECORDED, batch_of, trainer_of
 from w5xde.learn.job.job import BatchFailed, Job
 from w5xde.learn.model.layout import Block, Row, memory_of
 from w5xde.learn.train.recording import group as grouped

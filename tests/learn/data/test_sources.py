@@ -357,8 +357,8 @@ class Image:
 
 
 UNSENDABLE: dict[str, Any] = {
-    "a sample of the data set holds a tests.learn.test_data.Image": Image(),
-    "a sample of the data set[1] holds a tests.learn.test_data.Image": (1, Image()),
+    "a sample of the data set holds a tests.learn.data.test_sources.Image": Image(),
+    "a sample of the data set[1] holds a tests.learn.data.test_sources.Image": (1, Image()),
     "a sample of the data set['x'] holds a set": {"x": {1, 2}},
 }
 

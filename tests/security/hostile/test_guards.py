@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import w5xde
+from tests.security.net.test_tls import Authority
 from tests.security.pool import HERE, Stranger, attacked
-from tests.security.test_tls import Authority
 from tests.system.harness import JOBS, command, ended, events, forked, ticket_of
 from w5xde.config import Settings
 from w5xde.errors import JoinError, UsageError

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from tests.runtime.test_transport import pair
+from tests.runtime.net.test_connection import pair
 from w5xde.learn.model.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.messages import Answer, Beat, Params, Update
 from w5xde.protocol.wire import encode

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from tests.security.test_ticket import make
+from tests.security.admission.test_ticket import make
 from w5xde.errors import StorageError
 from w5xde.runtime.admission import private_files as private
 from w5xde.runtime.admission.credentials import Credential, NodeCredentials, pool_of

@@ -7,7 +7,7 @@ import dataclasses
 import random
 from pathlib import Path
 
-from tests.runtime.test_transport import LARGE, Ears
+from tests.runtime.net.test_connection import LARGE, Ears
 from w5xde.config import Settings
 from w5xde.control.pool.connection_limits import Doorman
 from w5xde.messages import Beat, Params

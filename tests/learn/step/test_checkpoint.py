@@ -16,7 +16,7 @@ from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, Optimizer, 
 from tests.learn import jobs
 from tests.learn.jobs import make, mlp, settings
 from tests.learn.pool import Node
-from tests.learn.test_checkpoint_values import same
+from tests.learn.step.test_checkpoint_values import same
 from w5xde import Job
 from w5xde.config import Settings
 from w5xde.control.steps.plan import Plan
