@@ -157,6 +157,15 @@ def listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (tuple, list)) else [value]
 
 
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """A value with `function` applied to everything in it that is not a list, tuple or dict."""
+    if isinstance(value, (list, tuple)):
+        return type(value)([map_leaves(function, each) for each in value])
+    if isinstance(value, dict):
+        return {key: map_leaves(function, each) for key, each in value.items()}
+    return function(value)
+
+
 def watch(compute: Callable[[], Tensor]) -> tuple[Tensor, list[KernelCall]]:
     """Call `compute`, and return its result and every kernel that it called, forward and backward.
 
@@ -259,13 +268,8 @@ def avoid_compiler_import() -> None:
     """
     if compiler_is_loaded():
         return
-    for function in (
-        Optimizer.add_param_group,
-        Optimizer.state_dict,
-        Optimizer.load_state_dict,
-        Optimizer.zero_grad,
-    ):
-        plain = getattr(function, "__wrapped__", None)
+    for name in ("add_param_group", "state_dict", "load_state_dict", "zero_grad"):
+        plain = getattr(getattr(Optimizer, name), "__wrapped__", None)
         if plain is not None and not hasattr(plain, _UNCOMPILED):
             setattr(plain, _UNCOMPILED, plain)
 
@@ -296,7 +300,16 @@ def add_scaled(parameters: list[Tensor], gradients: list[Tensor], factor: float)
     torch._foreach_add_(parameters, gradients, alpha=factor)
 
 
-def fused_adam(*tensors: list[Tensor], is_decoupled: bool, **options: Any) -> None:
-    """One step of fused Adam, or with decoupled weight decay of AdamW; the step counters are not advanced."""
+def fused_adam(*tensors: list[Tensor], is_decoupled: bool, group: dict[str, Any]) -> None:
+    """One step of fused Adam, or of AdamW if `is_decoupled`, with the options of one of the optimizer's groups.
+
+    `tensors` are parameters, gradients, their averages, those of their squares, and step counters, which the
+    caller advances.
+    """
     kernel: Any = torch._fused_adamw_ if is_decoupled else torch._fused_adam_
-    kernel(*tensors, amsgrad=False, grad_scale=None, found_inf=None, **options)
+    options = {name: group[name] for name in ("lr", "weight_decay", "eps", "maximize")}
+    beta1, beta2 = group["betas"]
+    *rows, steps = tensors
+    kernel(
+        *rows, [], steps, **options, beta1=beta1, beta2=beta2, amsgrad=False, grad_scale=None, found_inf=None
+    )

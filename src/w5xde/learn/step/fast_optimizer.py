@@ -103,22 +103,9 @@ class Stepper:
             # Numpy counts in a fifth of the time; it is the same memory.
             count = rows["steps"][0].numpy()
             count += 1
-            beta1, beta2 = group["betas"]
-            fused_adam(
-                rows["params"],
-                chosen,
-                rows["exp_avg"],
-                rows["exp_avg_sq"],
-                [],
-                rows["steps"],
-                is_decoupled=group.get("decoupled_weight_decay", type(self._optimizer) is AdamW),
-                lr=group["lr"],
-                beta1=beta1,
-                beta2=beta2,
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                maximize=group["maximize"],
-            )
+            tensors = rows["params"], chosen, rows["exp_avg"], rows["exp_avg_sq"], rows["steps"]
+            is_decoupled = group.get("decoupled_weight_decay", type(self._optimizer) is AdamW)
+            fused_adam(*tensors, is_decoupled=is_decoupled, group=group)
 
     def _is_plain(self, group: dict[str, Any]) -> bool:
         """Whether we know how to step a group with these options."""

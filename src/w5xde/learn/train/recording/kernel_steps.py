@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from w5xde.learn.torch_private import OUT_VARIANTS, SOFTMAX_KERNELS, KernelCall, NotRecordable
+from w5xde.learn.torch_private import OUT_VARIANTS, SOFTMAX_KERNELS, KernelCall, NotRecordable, map_leaves
 
 # A multiple of the values that any vectorized loop takes at a time.
 REGISTERS_VALUES = 64
@@ -25,18 +25,10 @@ _aten = torch.ops.aten
 _MEAN, _NONE = 1, 0
 # Element-by-element kernels that round once or not at all.
 _EXACT = {
-    _aten.add.Tensor,
-    _aten.sub.Tensor,
-    _aten.mul.Tensor,
-    _aten.div.Tensor,
-    _aten.neg.default,
-    _aten.abs.default,
-    _aten.relu.default,
-    _aten.threshold_backward.default,
-    _aten.maximum.default,
-    _aten.minimum.default,
-    _aten.where.self,
-}
+    _aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor, _aten.neg.default,
+    _aten.abs.default, _aten.relu.default, _aten.threshold_backward.default, _aten.maximum.default,
+    _aten.minimum.default, _aten.where.self,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +61,11 @@ def steps_of(call: KernelCall, size: int) -> list[Step]:
     return steps or [_step(_of_batch(number, call)) for number in range(size)]
 
 
-def _of_batch(number: int, value: Any) -> Any:
-    """A value, or a call, as the batch of this number has it."""
-    if isinstance(value, Stacked):
-        return value.all[number]
-    if isinstance(value, KernelCall):
-        return KernelCall(*(_of_batch(number, each) for each in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_of_batch(number, each) for each in value)
-    if isinstance(value, dict):
-        return {name: _of_batch(number, each) for name, each in value.items()}
-    return value
+def _of_batch(number: int, call: KernelCall) -> KernelCall:
+    """The call for the batch of this number in the group."""
+    return KernelCall(
+        *map_leaves(lambda value: value.all[number] if isinstance(value, Stacked) else value, list(call))
+    )
 
 
 def _step(call: KernelCall) -> Step:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from w5xde.learn.torch_private import KernelCall, NotRecordable, listed, starts_at_scale, watch
+from w5xde.learn.torch_private import KernelCall, NotRecordable, listed, map_leaves, starts_at_scale, watch
 
 # A recording keeps the results of all its kernels: this much is little beside torch itself.
 RESULT_BYTES_MAX = 16 * 1024 * 1024
@@ -56,10 +56,10 @@ class Recording:
             self._place(tensor, tensor.detach())
         for call in calls:
             self._add(call)
-        self.loss: Tensor = self._placed(loss)
+        self.loss = self._place_of(loss)
         gradients = [parameter.grad for parameter in parameters]
-        self.gradients: list[Tensor] = [
-            parameter.detach().new_zeros(parameter.shape) if gradient is None else self._placed(gradient)
+        self.gradients = [
+            parameter.detach().new_zeros(parameter.shape) if gradient is None else self._place_of(gradient)
             for parameter, gradient in zip(parameters, gradients, strict=True)
         ]
         # Parameters without a gradient.
@@ -74,23 +74,14 @@ class Recording:
         self._places[id(tensor)] = place
         return place
 
-    def _placed(self, value: Any) -> Any:
-        """A value with each tensor replaced by its place."""
-        if isinstance(value, Tensor):
-            place = self._places.get(id(value))
-            if place is None:
-                raise NotRecordable("a tensor takes part that is neither of the model nor of the batch")
-            return place
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._placed(each) for each in value)
-        return value
+    def _place_of(self, value: Any) -> Any:
+        """The place of a tensor; any other value as it is."""
+        if isinstance(value, Tensor) and id(value) not in self._places:
+            raise NotRecordable("a tensor takes part that is neither of the model nor of the batch")
+        return self._places.get(id(value), value)
 
     def _add(self, call: KernelCall) -> None:
         kernel, args, results = call.kernel, call.args, call.results
-        if kernel is _aten.detach.default:
-            # Another name for the same tensor.
-            self._place(results[0], self._placed(args[0]))
-            return
         if kernel is _aten.copy_.default and id(args[0]) in self._empty:
             self._add_copied_gradient(args[0], args[1])
             return
@@ -99,16 +90,16 @@ class Recording:
         # A gradient that nobody needs is None.
         if not all(each is None or isinstance(each, Tensor) for each in results):
             raise NotRecordable(f"{kernel} returns something that is not a tensor")
-        options = {name: self._placed(value) for name, value in call.options.items()}
-        call = call._replace(args=self._placed(args), options=options)
+        placed, options = map_leaves(self._place_of, (args, call.options))
         if call.is_view:
             # Made once, because its base never moves.
-            for each, view in zip(results, listed(kernel(*call.args, **options)), strict=True):
+            for each, view in zip(results, listed(kernel(*placed, **options)), strict=True):
                 self._place(each, view)
         else:
             self._add_results(call)
         if kernel is not _aten.new_empty_strided.default:
-            self.calls.append(call._replace(results=self._placed(results)))
+            places = [self._place_of(each) for each in results]
+            self.calls.append(KernelCall(kernel, placed, options, places, call.returns_several))
 
     def _add_results(self, call: KernelCall) -> None:
         # A kernel returns a tensor that it wrote into as one of its results.
@@ -129,7 +120,7 @@ class Recording:
 
         Both are one tensor in the recording, so nothing may write into either.
         """
-        place: Tensor = self._placed(gradient)
+        place = self._place_of(gradient)
         if place.shape != copy.shape or place.dtype != copy.dtype:
             raise NotRecordable("a gradient changes while autograd copies it")
         self._place(copy, place)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from w5xde.learn.model.digest import same_bits, same_loss
-from w5xde.learn.torch_private import KernelCall, NotRecordable
+from w5xde.learn.torch_private import KernelCall, NotRecordable, map_leaves
 from w5xde.learn.train.recording.kernel_steps import Stacked, steps_of
 from w5xde.learn.train.recording.record import Recording
 
@@ -39,7 +39,7 @@ class Replay:
         # By the id of a tensor's place in the recording; a tensor that is not here is shared by all batches.
         self._stacked: dict[int, Stacked] = {}
         *own, self._scale = recording.inputs
-        self._inputs = [self._new(place).all for place in own]
+        self._inputs = [self._new(place) for place in own]
         self._steps = [step for call in recording.calls for step in self._steps_of(call)]
         if id(recording.loss) not in self._stacked:
             raise NotRecordable("the loss does not depend on the batch")
@@ -120,7 +120,7 @@ class Replay:
 
     # --- construction -----------------------------------------------------------------------------
 
-    def _new(self, one: Tensor) -> Stacked:
+    def _new(self, one: Tensor) -> Tensor:
         """Memory for a tensor of each batch, with the recorded strides; for one batch the recorded tensor."""
         if self.size == 1:
             many = one.unsqueeze(0)
@@ -130,32 +130,24 @@ class Replay:
                 raise NotRecordable("a tensor whose elements do not fill its memory takes part")
             memory = torch.zeros(self.size * length, dtype=one.dtype, device=one.device)
             many = memory.as_strided((self.size, *one.shape), (length, *one.stride()))
-        found = self._stacked[id(one)] = Stacked(many)
-        return found
-
-    def _placed(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return self._stacked.get(id(value), value)
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._placed(each) for each in value)
-        return value
+        self._stacked[id(one)] = Stacked(many)
+        return many
 
     def _steps_of(self, call: KernelCall) -> list[Any]:
         if call.is_view:
             self._add_views(call)
             return []
-        options = {name: self._placed(value) for name, value in call.options.items()}
-        args = self._placed(call.args)
-        outs = [
-            None if each is None else self._stacked.get(id(each)) or self._new(each) for each in call.results
-        ]
-        return steps_of(call._replace(args=args, options=options, results=outs), self.size)
+        for each in call.results:
+            if each is not None and id(each) not in self._stacked:
+                self._new(each)
+        stacked = map_leaves(lambda value: self._stacked.get(id(value), value), list(call))
+        return steps_of(KernelCall(*stacked), self.size)
 
     def _add_views(self, call: KernelCall) -> None:
         """Each batch's view lies as far from its base as the recorded view does."""
         base = call.args[0]
-        many = self._placed(base)
-        if not isinstance(many, Stacked):
+        many = self._stacked.get(id(base))
+        if many is None:
             return  # Of the model: all batches share it.
         for view in call.results:
             if self.size == 1:
