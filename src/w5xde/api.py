@@ -139,8 +139,11 @@ def run_coordinator(
     named = _find(job, name)
     from w5xde.learn.model.device import choose_device, threads
     from w5xde.runtime.node.fork_server import ForkServer
+    from w5xde.runtime.system.capacity import require_descriptors, require_memory
 
     choose_device(settings.device)
+    require_descriptors(settings.nodes)
+    require_memory(settings.nodes)
     with threads(settings.threads):
         # Forked first: a later fork would copy open sockets.
         fork_server = ForkServer(named.job, settings) if settings.nodes else None

@@ -11,9 +11,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 import w5xde
 from tests.system.harness import JOBS, PATIENCE_SECONDS, AtStep, command, events, pid_of
+from w5xde.runtime.system import capacity
 from w5xde.runtime.telemetry.status import RunStatus
 
 # Ends a run that waits for ever, so that its test fails instead of hanging.
@@ -108,3 +110,15 @@ def test_nodes_compute_with_threads_after_their_program_computed_with_threads(tm
         check=False,
     )
     assert done.stdout.splitlines()[-1:] == ["steps 6"], done.stderr
+
+
+def test_more_nodes_than_there_is_memory_for_are_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity, "available_bytes", lambda: 2**30)
+    with pytest.raises(w5xde.UsageError, match=r"1,000 local nodes need at least 9\.8 GiB") as refused:
+        w5xde.train(f"{JOBS}:job", nodes=1000, runs=str(tmp_path))
+    assert refused.value.code == "W5-304"
+    assert "at most 102" in refused.value.fix
+    assert list(tmp_path.iterdir()) == []
+    assert psutil.Process().children() == []
