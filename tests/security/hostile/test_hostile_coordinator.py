@@ -24,7 +24,7 @@ from w5xde.errors import JoinError, RemoteProtocolError, W5xdeError
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.job.node_setup import NodeParts, prepare_node
 from w5xde.learn.model.layout import Blueprint
-from w5xde.messages import Batch, Bytes, Loan, Params, TensorAt, Value, Welcome, Work
+from w5xde.messages import ENTRIES_MAX, Batch, Bytes, Loan, Params, TensorAt, Value, Welcome, Work
 from w5xde.protocol.wire import Decoder, Limits, encode
 from w5xde.runtime.node import limits as expected
 from w5xde.runtime.node.limits import WELCOME_LIMITS, Expected
@@ -128,9 +128,66 @@ def test_a_layout_takes_no_more_than_the_deepest_model_would() -> None:
     peak = peak_bytes(
         lambda: refused.append(refusal_of(lambda: feed(Decoder(WELCOME_LIMITS), memoryview(around(meta)))))
     )
-    assert "makes no sense" in str(refused[0])
+    assert "more than" in str(refused[0])
     # Twice the message itself, and nothing of what it would become.
     assert peak < 3 * WELCOME_LIMITS.meta_bytes_max
+
+
+def welcome_meta(entries: bytes, canary: bytes) -> bytes:
+    """A Welcome whose layout and canary are these bytes of MessagePack."""
+    rules = msgspec.msgpack.encode(RULES)
+    head = b"\x87\xa4type\xa7welcome\xa3run\xa1r\xabincarnation\x01\xa4name\xa1n"
+    return head + b"\xa6layout\x81\xa7entries" + entries + b"\xa5rules" + rules + b"\xa6canary" + canary
+
+
+def array(items: bytes, count: int) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big") + items
+
+
+ROOM = WELCOME_LIMITS.meta_bytes_max - 512
+FILL = b"\x94" + b"\xca\x3f\x80\x00\x00" * 4
+# A letter that takes four bytes, and so all others in its name take four in memory.
+WIDE = "\U0001f34e".encode() + b"w" * 100
+SHAPE = b"\xdc\x00\x2d" + b"\xcd\x7f\xff" * 45
+# As many as are counted and let pass; what room is left, the longest word takes.
+MANY = WELCOME_LIMITS.values_max // 3 - 100
+LEFT = ROOM - 4 * MANY
+GROWING = {
+    "as many lists as may be": (
+        b"\x90",
+        b"\x92\x90\x92\xa1l"
+        + array(
+            b"\x92\xa1v\xdb"
+            + LEFT.to_bytes(4, "big")
+            + "\U0001f34e".encode()
+            + b"w" * (LEFT - 4)
+            + b"\x92\xa1l\x90" * MANY,
+            MANY + 1,
+        ),
+    ),
+    "lists": (b"\x90", b"\x92\x90\x92\xa1l" + array(b"\x92\xa1l\x90" * (ROOM // 4), ROOM // 4)),
+    "dicts": (b"\x90", b"\x92\x90\x92\xa1l" + array(b"\x93\xa1d\x90\x90" * (ROOM // 5), ROOM // 5)),
+    "no fills": (b"\x90", b"\x92" + array(b"\xc0" * ROOM, ROOM) + b"\x92\xa1l\x90"),
+    "shapes": (array((b"\x94\xa1w\xa1f" + SHAPE + b"\xa7trained") * 100_000, 100_000), b"\xc0"),
+}
+
+
+@pytest.mark.parametrize("case", GROWING)
+def test_a_welcome_becomes_no_more_than_eight_times_its_limit(case: str) -> None:
+    """Whatever its 16 MiB say, and whether the node believes them or not."""
+    data = memoryview(around(welcome_meta(*GROWING[case])))
+    assert len(data) <= WELCOME_LIMITS.meta_bytes_max + 16
+    peak = peak_bytes(lambda: refusal_of(lambda: feed(Decoder(WELCOME_LIMITS), data)))
+    assert peak < 8 * WELCOME_LIMITS.meta_bytes_max
+
+
+def test_the_deepest_model_that_there_may_be_is_welcome() -> None:
+    entry = b"\x94\xd9\x68" + WIDE + b"\xa7float32\x92\x01\x01\xa7trained"
+    entries, fills = array(entry * ENTRIES_MAX, ENTRIES_MAX), array(FILL * ENTRIES_MAX, ENTRIES_MAX)
+    data = memoryview(around(welcome_meta(entries, b"\x92" + fills + b"\x92\xa1l\x90")))
+    [(heard, _)] = feed(Decoder(WELCOME_LIMITS), data)
+    assert isinstance(heard, Welcome)
+    assert len(heard.layout.entries) == ENTRIES_MAX
 
 
 def test_before_our_model_is_compared_no_other_word_is_read() -> None:
