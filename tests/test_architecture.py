@@ -105,6 +105,7 @@ READERS = (
     "w5xde.runtime.admission.node_pass",
     "w5xde.runtime.admission.private_files",
     "w5xde.runtime.admission.gatekeeper",
+    "w5xde.runtime.admission.bans",
     "w5xde.runtime.net.listener",
     "w5xde.runtime.net.dialer",
     "w5xde.runtime.coordinator.peer",

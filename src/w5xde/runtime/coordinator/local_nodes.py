@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from w5xde.control.pool.names import local_name
 from w5xde.runtime.coordinator.body import Coordinator
 from w5xde.runtime.node.fork_server import Nursery
 
@@ -20,10 +21,10 @@ class LocalNodes:
     def __init__(self, nursery: Nursery, coordinator: Coordinator, count: int, host: str, port: int) -> None:
         self._nursery = nursery
         self._coordinator = coordinator
-        self._names = [f"local-{i + 1}" for i in range(count)]
+        self._names = [local_name(i + 1) for i in range(count)]
         # Whoever listens on every address is reached on this machine's own.
         own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        self._ticket = coordinator.entry.house_ticket(own, port)
+        self._ticket = coordinator.entry.local_ticket(own, port)
         self._started_at: dict[str, float] = {}
         self._quick_ends: dict[str, int] = {}
         self._given_up: set[str] = set()

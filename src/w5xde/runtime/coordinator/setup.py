@@ -22,7 +22,7 @@ from w5xde.learn.job.job import describe
 from w5xde.learn.model.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.learn.step.learner import Learner, Spoiled
 from w5xde.messages import Welcome
-from w5xde.runtime.admission.gatekeeper import Entry
+from w5xde.runtime.admission.gatekeeper import Gatekeeper
 from w5xde.runtime.coordinator.canary_check import Proving
 from w5xde.runtime.coordinator.peers import Host, Reception
 from w5xde.runtime.durable.journal import Keeper
@@ -110,7 +110,7 @@ def open_reception(
         welcome=Welcome(recorder.name, life, "", layout, prepared.rules),
         vector_bytes_max=receiver.body_bytes_max,
         configure=lambda sock: configure(sock, settings),
-        entry=Entry(recorder.folder, recorder.facts["id"], settings),
+        entry=Gatekeeper(recorder.folder, recorder.facts["id"], settings),
         proving=Proving(prepared),
     )
 
