@@ -92,6 +92,8 @@ READERS = (
     "w5xde.runtime.durable.ledger",
     "w5xde.runtime.durable.lock",
     "w5xde.runtime.node.body",
+    "w5xde.runtime.node.executor",
+    "w5xde.runtime.node.limits",
     "w5xde.runtime.coordinator.peers",
     "w5xde.runtime.durable.resume",
     "w5xde.runtime.durable.sealed_json",

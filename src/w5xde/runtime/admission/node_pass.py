@@ -31,7 +31,7 @@ class Shown(TypedDict, total=False):
     credential: bytes
 
 
-class Pass:
+class NodePass:
     """One node's ticket, and what it brought. Whoever does not keep it comes by its ticket each time."""
 
     def __init__(self, ticket: Ticket, *, keeps: bool = True) -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 from w5xde.control.pool.names import local_name
 from w5xde.runtime.coordinator.body import Coordinator
+from w5xde.runtime.node.exit_status import describe_status
 from w5xde.runtime.node.fork_server import Nursery
 
 # A node that ends sooner than this after its start did not fail by chance.
@@ -59,9 +60,11 @@ class LocalNodes:
             # It said itself that it cannot take part, or it keeps dying.
             self._given_up.add(name)
             self._coordinator.note(
-                "failed", f"{name} ended with status {status} and is not started again", name
+                "failed", f"{name} ended with {describe_status(status)} and is not started again", name
             )
             if len(self._given_up) == len(self._names) and not self._coordinator.has_nodes:
-                self._coordinator.give_up(f"every local node has ended (the last with status {status})")
+                self._coordinator.give_up(
+                    f"every local node has ended (the last with {describe_status(status)})"
+                )
             return
         self._nursery.start(name, self._ticket)

@@ -151,6 +151,10 @@ class Intake:
             peer.choice.link(update.link)
         for answer in update.answers:
             meter.seconds_busy += sane_seconds(answer.seconds)
+        if all(answer.dropped for answer in update.answers):
+            for answer in update.answers:
+                self._dispatch(ev.Dropped(peer.name, answer.lease, batches))
+            return
         took = Took(batch_seconds, computed / batches, sane_seconds(update.core_seconds) / (computed or 1.0))
         if arrival is not None:
             self._arrived(peer.name, update.answers, arrival, took)

@@ -23,8 +23,9 @@ import msgspec
 from w5xde.config import Settings
 from w5xde.errors import UsageError, W5xdeError
 from w5xde.learn.job.job import Job
-from w5xde.runtime.admission.node_pass import Pass
+from w5xde.runtime.admission.node_pass import NodePass
 from w5xde.runtime.node.body import Node
+from w5xde.runtime.node.exit_status import exit_status
 from w5xde.ticket import Ticket, parse
 
 # How long nodes may take to part after their owner has gone.
@@ -181,10 +182,10 @@ def _be_node(job: Job, name: str, ticket: Ticket, settings: Settings) -> None:
     _yield_to_coordinator()
     try:
         own = msgspec.structs.replace(settings, node_name=name, wait=START_SECONDS)
-        asyncio.run(_until_orphaned(Node(job, Pass(ticket, keeps=False), own)))
+        asyncio.run(_until_orphaned(Node(job, NodePass(ticket, keeps=False), own)))
         status = 0
     except W5xdeError as error:
-        status = error.exit_code
+        status = exit_status(error)
         if settings.log != "silent" and os.getppid() == owner:
             print(f"{name}: {error.lines()[0]}", file=sys.stderr, flush=True)
     except BaseException:
