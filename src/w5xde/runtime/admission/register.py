@@ -24,14 +24,7 @@ from w5xde.control.pool.names import free_name
 from w5xde.errors import JoinError, StorageError, UsageError
 from w5xde.runtime.admission import private_files
 from w5xde.runtime.admission.credentials import CREDENTIAL_BYTES, NODE_ID_BYTES, Credential
-from w5xde.runtime.admission.register_rows import (
-    Entrance,
-    RegisteredNode,
-    RegisterRows,
-    TicketRow,
-    decode,
-    encode,
-)
+from w5xde.runtime.admission.register_rows import Entrance, RegisteredNode, RegisterRows, TicketRow
 from w5xde.runtime.durable.sealed_json import Damaged
 from w5xde.ticket import ID_BYTES, SECRET_BYTES, Secret, Ticket, expired_ago, no_longer_accepted
 
@@ -48,6 +41,11 @@ BANNED_MAX = 3
 # Compared with the secret for an unknown id, so that it takes as long as a wrong secret; nothing has this
 # hash.
 _NOBODY = bytes(32)
+
+RESTORE = (
+    f"restore {NAME} from a copy, which says who was let in and who was banned; or start the"
+    " coordinator with --new-identity, and everybody has to join anew"
+)
 
 Result = TypeVar("Result")
 Kind = Literal["unknown", "wrong secret", "expired", "revoked", "used up", "full", "banned"]
@@ -76,14 +74,22 @@ class TicketRegister:
         self.refresh()
 
     @classmethod
-    def begin(cls, folder: Path, entrance: Entrance, *, anew: bool = False) -> TicketRegister:
-        """Open the register for the coordinator, make it if there is none, and set the run's addresses.
+    def begin(
+        cls, folder: Path, entrance: Entrance, *, anew: bool = False, is_resumed: bool = False
+    ) -> TicketRegister:
+        """Open the register for the coordinator, and set the run's addresses; a new run gets an empty one.
 
         `anew`: forget all that it holds, bans too; no ticket or credential from before is valid.
+        `is_resumed`: the run had a register before, so a missing one is an error.
         """
         with private_files.locked(folder / LOCK):
-            if anew or not (folder / NAME).exists():
-                private_files.replace(folder / NAME, encode(RegisterRows()))
+            is_there = (folder / NAME).exists()
+            if is_resumed and not is_there and not anew:
+                raise StorageError(
+                    f"run {folder.name} has lost its register of tickets", code="W5-414", fix=RESTORE
+                )
+            if anew or not is_there:
+                private_files.replace(folder / NAME, RegisterRows().encode())
         register = cls(folder)
         register._change(lambda rows: (msgspec.structs.replace(rows, entrance=entrance), None))
         return register
@@ -322,22 +328,18 @@ class TicketRegister:
 
     def _read(self) -> None:
         try:
-            self._rows = decode(private_files.read(self._file))
+            self._rows = RegisterRows.decode(private_files.read(self._file))
         except FileNotFoundError:
             raise self._missing() from None
         except Damaged as damage:
-            raise self._error(
-                f"has a damaged register of tickets: {damage}",
-                f"restore {NAME} from a copy, which says who was let in and who was banned; or start the"
-                " coordinator with --new-identity, and everybody has to join anew",
-            ) from None
+            raise self._error(f"has a damaged register of tickets: {damage}", RESTORE) from None
 
     def _change(self, change: Callable[[RegisterRows], tuple[RegisterRows, Result]]) -> Result:
         with private_files.locked(self._folder / LOCK):
             # Whatever the signature says: the change must follow from what the file holds now.
             self._read()
             rows, result = change(self._rows)
-            private_files.replace(self._file, encode(rows))
+            private_files.replace(self._file, rows.encode())
             self.refresh()
         return result
 

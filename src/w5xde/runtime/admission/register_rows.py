@@ -84,19 +84,19 @@ class RegisterRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """These nodes may not come back, for this reason; None: they may again."""
         return self.with_nodes(msgspec.structs.replace(node, banned=reason) for node in nodes)
 
+    def encode(self) -> bytes:
+        return seal(msgspec.json.encode(self))[0] + b"\n"
 
-def encode(rows: RegisterRows) -> bytes:
-    return seal(msgspec.json.encode(rows))[0] + b"\n"
-
-
-def decode(data: bytes) -> RegisterRows:
-    if not data.endswith(b"\n"):
-        raise Damaged("it is cut short")
-    content, _ = unseal(data[:-1])
-    try:
-        rows = msgspec.json.decode(content, type=RegisterRows)
-    except (msgspec.DecodeError, RecursionError):
-        raise Damaged("it makes no sense") from None
-    if rows.format != FORMAT:
-        raise Damaged(f"its format is {rows.format}; this w5xde reads {FORMAT}")
-    return rows
+    @classmethod
+    def decode(cls, data: bytes) -> RegisterRows:
+        """Read what `encode` wrote; raises Damaged if it is anything else."""
+        if not data.endswith(b"\n"):
+            raise Damaged("it is cut short")
+        content, _ = unseal(data[:-1])
+        try:
+            rows = msgspec.json.decode(content, type=cls)
+        except (msgspec.DecodeError, RecursionError):
+            raise Damaged("it makes no sense") from None
+        if rows.format != FORMAT:
+            raise Damaged(f"its format is {rows.format}; this w5xde reads {FORMAT}")
+        return rows

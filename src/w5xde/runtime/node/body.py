@@ -246,7 +246,7 @@ class Node:
                 self.report.rejected += 1
                 self._note("rejected", f"an answer was refused: {message.reason}")
             case Welcome():
-                trouble = self._pass.granted(message.credential)
+                trouble = self._pass.keep(message.credential)
                 if trouble:
                     self._note("storage", f"what lets this node come back could not be kept: {trouble}")
                 self._welcome = msgspec.structs.replace(message, credential=b""), body
