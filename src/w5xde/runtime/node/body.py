@@ -128,7 +128,7 @@ class Node:
 
     def leave(self) -> None:
         """Leave the run after the message in progress."""
-        self._dispatch(nd.LeaveAsked())
+        self._dispatch(nd.LeaveRequested())
 
     def _dispatch(self, event: nd.Event) -> None:
         self._perform(self._core.handle(event, self._loop.time()))
@@ -140,7 +140,7 @@ class Node:
                     self._loop.call_later(effect.after_seconds, self._start_dialling)
                 case nd.Greet():
                     self._greet()
-                case nd.Check():
+                case nd.CheckModel():
                     self._executor.actor.call(self._check, self._checked)
                 case nd.Handle():
                     self._executor.execute(*effect.item)
@@ -150,7 +150,7 @@ class Node:
                     self._note("joined", f"joined {self.report.run} as {self.report.name} on {self._device}")
                 case nd.SayBeat():
                     self._say(Beat())
-                case nd.Hang() if self._connection is not None:
+                case nd.HangUp() if self._connection is not None:
                     self._note("lost", effect.reason)
                     self._connection.abort()
                 case nd.Exit():
@@ -159,7 +159,7 @@ class Node:
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(nd.TICK_SECONDS, self._tick)
-        self._dispatch(nd.Ticked())
+        self._dispatch(nd.TimePassed())
 
     # --- connection -------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Node:
             await self._route.dial(make)
         except JoinError as error:
             self._dial_error = error
-            self._dispatch(nd.DialFailed(error.what))
+            self._dispatch(nd.Lost(error.what))
         except W5xdeError as error:
             # The user's error, for example a file that is no certificate: trying again would not help.
             self._refusal = error
