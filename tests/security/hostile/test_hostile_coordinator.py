@@ -29,7 +29,7 @@ from w5xde.protocol.wire import Decoder, Limits, encode
 from w5xde.runtime.node import limits as expected
 from w5xde.runtime.node.executor import WorkExecutor
 from w5xde.runtime.node.limits import DISCARDED, WELCOME_LIMITS, Discard, NodeLimits
-from w5xde.runtime.node.worker import Worker
+from w5xde.runtime.node.worker import NodeWorker
 
 RULES = {"mode": "sync", "seed": 0, "precision": "fp32", "threads": 1, "data": "stream"}
 BATCH = Batch(0, 2, 0, Value(1))
@@ -324,10 +324,10 @@ def test_too_many_loans_or_cancelled_leases_are_not_read() -> None:
             feed(Decoder(limits), memoryview(around(msgspec.msgpack.encode(said))))
 
 
-def ready_to_work(blueprint: Blueprint, **rules: Any) -> tuple[NodeParts, Worker]:
+def ready_to_work(blueprint: Blueprint, **rules: Any) -> tuple[NodeParts, NodeWorker]:
     said = msgspec.convert(welcome(blueprint, **rules), type=Welcome)
     parts = prepare_node(job, said, torch.device("cpu"))
-    return parts, Worker(parts, lambda: 0.0, lambda lease: False)
+    return parts, NodeWorker(parts, lambda: 0.0, lambda lease: False)
 
 
 def test_indices_that_are_not_of_our_data_are_a_failure_told_and_nothing_more(blueprint: Blueprint) -> None:

@@ -27,7 +27,7 @@ from w5xde.ticket import Secret, Ticket
 _UNKNOWN = "W5-113"
 
 
-class Proof(TypedDict, total=False):
+class GreetingProof(TypedDict, total=False):
     """The fields of a greeting that prove who the node is."""
 
     ticket: bytes
@@ -57,7 +57,7 @@ class NodePass:
             **self._proof(),
         )
 
-    def _proof(self) -> Proof:
+    def _proof(self) -> GreetingProof:
         if self._credential is not None:
             return {"credential": self._credential.node_id + self._credential.secret.reveal()}
         return {"ticket": self.ticket.id + self.ticket.secret.reveal()}

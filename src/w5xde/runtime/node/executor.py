@@ -16,7 +16,7 @@ from w5xde.messages import Answer, Message, Params, Update, Work
 from w5xde.protocol.wire import Body, Stream
 from w5xde.runtime.net.connection import Connection
 from w5xde.runtime.node.limits import Discard, NodeLimits
-from w5xde.runtime.node.worker import Computed, Worker
+from w5xde.runtime.node.worker import Computed, NodeWorker
 from w5xde.runtime.system.actor import Actor
 from w5xde.runtime.system.memory import available_bytes
 from w5xde.runtime.telemetry.callback_runner import Audience
@@ -40,7 +40,7 @@ class WorkExecutor:
         is_cancelled: Callable[[int], bool],
     ) -> None:
         self.actor = Actor("w5xde-trainer", failed, inline=False)
-        self.worker: Worker | None = None
+        self.worker: NodeWorker | None = None
         self._report = report
         self._audience = audience
         self._finished = finished
@@ -61,7 +61,7 @@ class WorkExecutor:
     def begin(self, parts: NodeParts, connection: Connection | None) -> None:
         """The model is checked: accept work on this connection, if it still stands."""
         if self.worker is None or self.worker.parts is not parts:
-            self.worker = Worker(parts, self._loop.time, self._is_cancelled)
+            self.worker = NodeWorker(parts, self._loop.time, self._is_cancelled)
         use_threads(parts.welcome.rules.threads)
         if connection is not None:
             self._limits = NodeLimits(parts.trainer.blueprint, available_bytes())
@@ -124,7 +124,7 @@ class WorkExecutor:
         self._finished()
 
     def _send(
-        self, connection: Connection, worker: Worker, work: Work, computed: Computed, waited: float
+        self, connection: Connection, worker: NodeWorker, work: Work, computed: Computed, waited: float
     ) -> None:
         if not connection.session.may_say(Update):
             return

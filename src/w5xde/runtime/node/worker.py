@@ -44,7 +44,7 @@ class Computed:
     core_seconds: float
 
 
-class Worker:
+class NodeWorker:
     """Computes with one node's model and data. `is_cancelled` says whether a lease is no longer needed."""
 
     def __init__(
