@@ -373,12 +373,12 @@ def run_node(
 ) -> NodeReport:
     """One node, with settings that are already checked; it `keeps` what lets it come back by itself."""
     named = _find(job)
-    from w5xde.runtime.admission.node_pass import Pass
+    from w5xde.runtime.admission.node_pass import NodePass
     from w5xde.runtime.net.sockets import is_here
     from w5xde.runtime.node.body import Node
 
     watch = watcher or Watcher()
-    entrance = Pass(ticket, keeps=keeps)
+    entrance = NodePass(ticket, keeps=keeps)
     node = Node(named.job, entrance, settings, watch.node_note, callbacks)
     if ticket.is_clear and not all(is_here(host) for host, _ in ticket.addresses):
         watch.node_note("insecure", CLEAR_TEXT)

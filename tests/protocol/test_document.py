@@ -35,6 +35,7 @@ SENTENCES = [
     f"a part of {expected.MEMORY_PART} of the memory that it had when it joined, ",
     f"at least {expected.WORK_BYTES_LEAST:,} bytes",
     f"A layout has at most {ENTRIES_MAX:,} entries",
+    f"`Welcome` at most {WELCOME_LIMITS.values_max:,} MessagePack values",
     f"at most {expected.META_BYTES_MAX:,}, and 1/{expected.GROWTH} of that part",
     f"more than {expected.WAITING_MAX} messages",
     f"{PROVING_FACTOR:,.0f} times what the canary took here, if longer | {PROVING_SECONDS_MIN:.0f} |",

@@ -94,8 +94,7 @@ class CoordinatorCore:
                 return self._reopen(event)
             return self._count_steps(event) if isinstance(event, ev.Stepped) else []
         opening, self._opening = self._opening, []
-        effects = self._handlers[type(event)](event, now)
-        return opening + effects if opening else effects
+        return [*opening, *self._handlers[type(event)](event, now)]
 
     @property
     def progress(self) -> Progress:
@@ -155,8 +154,7 @@ class CoordinatorCore:
         effects += self._save_if_due(now)
         self.mode.loaded(event.machine, event.load)
         self.mode.overtake(now)
-        idle = [member for member in self.members if not member.pending]
-        return effects + self._lend(idle, now)
+        return effects + self._lend([member for member in self.members if not member.pending], now)
 
     # --- what comes back --------------------------------------------------------------------------
 
@@ -246,11 +244,13 @@ class CoordinatorCore:
 
     def _dropped(self, event: ev.Dropped, now: float) -> list[ev.Effect]:
         lease, member = self._settle(event.node, event.lease, now)
-        if isinstance(lease, Lease):
-            self.mode.give_back(lease)
-            reason = "not sent, or not computed"
-            return [ev.Expire(event.node, [event.lease], reason), *self._lend(self.members, now)]
-        return self._lend_to(member, now)
+        if isinstance(lease, str):
+            return self._lend_to(member, now)
+        self.mode.give_back(lease)
+        expire = ev.Expire(event.node, [event.lease], "not sent, or not computed")
+        told = self.members.cannot_hold(member, event.batches) if member is not None else ""
+        notes = [ev.Note("little memory", told, {"node": event.node})] if told else []
+        return [expire, *notes, *self._lend(self.members, now)]
 
     def _settle(self, node: str, number: int, now: float) -> tuple[Lease | str, Member | None]:
         member = self.members.get(node)

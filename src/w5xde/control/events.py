@@ -78,10 +78,14 @@ class Verified:
 
 @dataclass(slots=True)
 class Dropped:
-    """A node skipped a lease that had been cancelled, or it could not be sent to it."""
+    """A lease was not computed: its node skipped it, or it could not be sent.
+
+    `batches`: the node skipped a whole message of so many; unless they were cancelled, it cannot hold them.
+    """
 
     node: str
     lease: int
+    batches: int = 0
 
 
 @dataclass(slots=True)

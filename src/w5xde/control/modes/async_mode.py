@@ -188,7 +188,8 @@ class Async(Mode):
         if not member.compute_seconds:
             return 1
         fresh = (self.staleness + 1) // (3 * max(1, self.members.parallel))
-        return max(1, min(int(FRAME_SECONDS / member.compute_seconds), fresh, FRAME_STEPS_MAX))
+        held = member.batches_max // self.plan.step_batches
+        return max(1, min(int(FRAME_SECONDS / member.compute_seconds), fresh, held, FRAME_STEPS_MAX))
 
     def _lend_some(self, member: Member, count: int, version: int, now: float) -> list[Lease]:
         """Leases for so many steps."""
@@ -207,7 +208,8 @@ class Async(Mode):
             work = self._again.popleft()
             if work.plan.index not in self._works or not work.free:
                 continue
-            span = work.carve(member.name, most if work.plan.apart else work.plan.count, self.members)
+            want = min(most if work.plan.apart else work.plan.count, member.batches_max)
+            span = work.carve(member.name, want, self.members)
             if work.free:
                 self._again.append(work)
             if span is not None:
@@ -216,5 +218,7 @@ class Async(Mode):
         if step is None:
             return None
         work = self._works[step.index] = StepWork(step)
-        work.free, work.free_batches = [], 0
-        return work, Span(0, step.count)
+        span = work.carve(member.name, member.batches_max, self.members)
+        if work.free:
+            self._again.append(work)
+        return (work, span) if span is not None else None

@@ -101,7 +101,7 @@ class Evenly(Sync):
         self, member: Member, parts: int, work: StepWork, version: int, now: float
     ) -> list[list[Lease]]:
         """One of so many like parts of what is free, or most of it: a part may be no single span."""
-        want = -(-work.free_batches // parts)
+        want = min(-(-work.free_batches // parts), member.batches_max)
         leases: list[Lease] = []
         while want > 0 and len(leases) < WINDOW_LEASES:
             span = work.carve(member.name, want, self.members)

@@ -81,7 +81,7 @@ class Plan:
         samples: int | None,
         batch_size: int,
     ) -> None:
-        self._step_batches = step_batches
+        self.step_batches = step_batches
         self._epoch_limit = epoch_limit
         self._step_limit = step_limit
         self._samples = samples
@@ -103,7 +103,7 @@ class Plan:
     def facts(self) -> dict[str, int | None]:
         """What an audit must know to count again."""
         return {
-            "step_batches": self._step_batches,
+            "step_batches": self.step_batches,
             "batch_size": self._batch_size,
             "samples": self._samples,
             "epoch_limit": self._epoch_limit,
@@ -149,7 +149,7 @@ class Plan:
         limits = [] if self._step_limit is None else [self._step_limit]
         if self._epoch_limit is not None and self._samples is not None:
             batches = -(-self._samples // self._batch_size)
-            limits.append(self._epoch_limit * -(-batches // self._step_batches))
+            limits.append(self._epoch_limit * -(-batches // self.step_batches))
         return min(limits, default=None)
 
     def discovered(self, epoch: int, samples: int) -> None:
@@ -161,7 +161,7 @@ class Plan:
 
     def next_step(self) -> StepPlan | None:
         """The next step, or None: the plan is over, or its data is not there yet."""
-        return self._next(self._step_batches, apart=False)
+        return self._next(self.step_batches, apart=False)
 
     def next_stretch(self, most: int) -> StepPlan | None:
         """The same, but up to so many steps of one batch each, in one plan."""
@@ -204,6 +204,6 @@ class Plan:
             for _ in range(len(sizes) + 1):
                 self._stream.popleft()
             return tuple(sizes), True
-        if len(ahead) <= self._step_batches:
+        if len(ahead) <= self.step_batches:
             return (), False
         return tuple(self._stream.popleft() for _ in range(min(batches, len(ahead) - 1))), False

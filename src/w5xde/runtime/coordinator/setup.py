@@ -24,7 +24,7 @@ from w5xde.learn.step.incoming import UpdateReader
 from w5xde.learn.step.learner import Learner
 from w5xde.learn.step.sums import StepNotFinite
 from w5xde.messages import Welcome
-from w5xde.runtime.admission.gatekeeper import Entry
+from w5xde.runtime.admission.gatekeeper import Gatekeeper
 from w5xde.runtime.coordinator.canary_check import Proving
 from w5xde.runtime.coordinator.peers import Host, Peers
 from w5xde.runtime.durable.journal import Keeper
@@ -115,7 +115,7 @@ def open_reception(
         welcome=Welcome(recorder.name, life, "", layout, prepared.rules),
         vector_bytes_max=reader.body_bytes_max,
         configure=lambda sock: configure(sock, settings),
-        entry=Entry(recorder.folder, recorder.facts["id"], settings),
+        entry=Gatekeeper(recorder.folder, recorder.facts["id"], settings),
         proving=Proving(prepared),
     )
 
