@@ -346,7 +346,7 @@ def test_the_folder_of_checkpoints_is_synced_even_if_that_failed_at_first(
 class PruningDisk(RealDisk):
     """Somebody removes the oldest checkpoint just when it is to be read."""
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, start: int = 0, count: int | None = None) -> bytes:
         if name.startswith(f"{FOLDER}/step-000000001/") and self.names(f"{FOLDER}/step-000000001"):
             self.remove(f"{FOLDER}/step-000000001")
         return super().read(name)
