@@ -115,7 +115,12 @@ class Entry:
             is_clear=self._is_clear,
             is_pki=self._is_pki,
         )
-        self._register = TicketRegister.begin(self._folder, self._entrance, anew=self._settings.new_identity)
+        self._register = TicketRegister.begin(
+            self._folder,
+            self._entrance,
+            anew=self._settings.new_identity,
+            is_resumed=self._settings.resume is not None,
+        )
         self.ticket = self._register.new(time.time(), label=FIRST_LABEL)
         if self._settings.ticket_file is not None:
             private.replace(Path(self._settings.ticket_file), self.ticket.to_text().encode() + b"\n")

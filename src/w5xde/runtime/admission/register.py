@@ -41,6 +41,11 @@ BANNED_MAX = 3
 # What an unknown id is compared with, so that it takes as long as a wrong secret; no secret has this hash.
 _NOBODY = bytes(32)
 
+RESTORE = (
+    f"restore {NAME} from a copy, which says who was let in and who was banned; or start the"
+    " coordinator with --new-identity, and everybody has to join anew"
+)
+
 Result = TypeVar("Result")
 Kind = Literal["unknown", "wrong secret", "expired", "revoked", "used up", "full", "banned"]
 
@@ -68,13 +73,21 @@ class TicketRegister:
         self.refresh()
 
     @classmethod
-    def begin(cls, folder: Path, entrance: Entrance, *, anew: bool = False) -> TicketRegister:
-        """For the coordinator: the register, made if there is none, and where nodes come in.
+    def begin(
+        cls, folder: Path, entrance: Entrance, *, anew: bool = False, is_resumed: bool = False
+    ) -> TicketRegister:
+        """For the coordinator: open the register and write where nodes come in; a new run gets an empty one.
 
         `anew`: whatever it holds is forgotten, also who was banned; nobody's ticket or credential is good.
+        `is_resumed`: the run had a register before, so a missing one is an error.
         """
         with private.locked(folder / LOCK):
-            if anew or not (folder / NAME).exists():
+            is_there = (folder / NAME).exists()
+            if is_resumed and not is_there and not anew:
+                raise StorageError(
+                    f"run {folder.name} has lost its register of tickets", code="W5-414", fix=RESTORE
+                )
+            if anew or not is_there:
                 private.replace(folder / NAME, encode(Book()))
         register = cls(folder)
         register._change(lambda book: (msgspec.structs.replace(book, entrance=entrance), None))
@@ -296,11 +309,7 @@ class TicketRegister:
         except FileNotFoundError:
             raise self._missing() from None
         except Damaged as damage:
-            raise self._trouble(
-                f"has a damaged register of tickets: {damage}",
-                f"restore {NAME} from a copy, which says who was let in and who was banned; or start the"
-                " coordinator with --new-identity, and everybody has to join anew",
-            ) from None
+            raise self._trouble(f"has a damaged register of tickets: {damage}", RESTORE) from None
 
     def _change(self, change: Callable[[Book], tuple[Book, Result]]) -> Result:
         with private.locked(self._folder / LOCK):

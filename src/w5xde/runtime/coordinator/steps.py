@@ -252,6 +252,7 @@ class Stepping:
         for undone in done[len(applied) :]:
             # None is made after the first that was not.
             if isinstance(undone, ev.Undone):
+                self._meters.shared(undone.step, -1)
                 self._owner.undone(undone)
         if error is not None:
             self._owner.failed(error)

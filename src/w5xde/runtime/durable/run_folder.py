@@ -65,16 +65,17 @@ class Recorder:
         self._metrics = self._open("metrics.jsonl")
 
     def _make_folder(self) -> None:
-        try:
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
-            self.folder.mkdir()
-            RealDisk(self.folder.parent).sync_folder()
-        except FileExistsError:
+        if self.folder.exists():
             raise StorageError(
                 f"there is a run named {self.name} already",
                 code="W5-403",
                 fix=f"go on with it by  --resume {self.name} , or choose another --name",
-            ) from None
+            )
+        try:
+            # FileExistsError here: --runs names a file, or another run took the name this very moment.
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir()
+            RealDisk(self.folder.parent).sync_folder()
         except OSError as error:
             raise StorageError(
                 f"the run folder {self.folder} cannot be made: {error.strerror}",
