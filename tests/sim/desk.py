@@ -24,12 +24,16 @@ from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.leases import Lease
 from w5xde.control.steps.plan import Plan
 from w5xde.runtime.coordinator.setup import first_records
-from w5xde.runtime.durable.journal import Keeper
+from w5xde.runtime.durable.journal import Journal
+from w5xde.runtime.durable.ledger import Ledger
 from w5xde.runtime.durable.resume import Restored, restore
 from w5xde.tree import PairwiseTree, Span
 
 if TYPE_CHECKING:
     from tests.sim.world import World
+
+# Segments of a few records each, so that most runs close and compress some.
+SEGMENT_BYTES = 4000
 
 
 class Desk:
@@ -41,16 +45,15 @@ class Desk:
         self._rng = random.Random(f"{scenario.seed} desk {world.lives}")
         self.gate = Gate(world)
         self.counter = Counter(scenario)
-        self.keeper = Keeper(
-            world.disk,
+        self.keeper = Journal(
+            Ledger(world.disk, lambda: world.now, SEGMENT_BYTES),
             self.counter.capture,
-            lambda: world.now,
             keep=3,
             logs_steps=scenario.durability == "step",
         )
         self.restored: Restored | None = None
         if is_resumed:
-            self.restored = restore(world.disk, self.keeper.store, self.counter.load, self._replay, "run")
+            self.restored = restore(self.keeper, self.counter.load, self._replay, "run")
         plan = Plan(
             step_batches=scenario.step_batches,
             epoch_limit=scenario.epoch_limit,

@@ -31,7 +31,7 @@ from w5xde.control.steps.plan import StepPlan
 Record = dict[str, Any]
 
 
-class Scribe:
+class RecordBuilder:
     """Turns events and effects into records and keeps them until they are written."""
 
     def __init__(self) -> None:

@@ -72,6 +72,7 @@ class Auditor:
             "epoch": self._epoch,
             "checkpoint": self._checkpoint,
             "stop": self._stop,
+            "lost": lambda record: self._wrong(f"tells of a loss: {record['text']}"),
             "gap": lambda record: self._wrong("tells of a gap: the disk could not be written for too long"),
         }
 
@@ -106,6 +107,7 @@ class Auditor:
         if not self._is_stopped:
             self._found.crashes += 1
         self._life = record["incarnation"]
+        self._found.life = self._life
         self._found.lives += 1
         plan = {key: value for key, value in record["plan"].items() if key not in _LIMITS}
         if self._plan and plan != self._plan:

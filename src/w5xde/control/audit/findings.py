@@ -23,6 +23,8 @@ class Findings:
 
     records: int = 0
     lives: int = 0
+    # The number of the last life.
+    life: int = 0
     crashes: int = 0
     steps: int = 0
     batches: int = 0

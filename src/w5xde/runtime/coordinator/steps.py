@@ -18,7 +18,7 @@ from w5xde.control.steps.plan import StepPlan
 from w5xde.learn.step.learner import Contribution, Learner, Spoiled, Total
 from w5xde.learn.step.robust_mean import RobustSums
 from w5xde.runtime.coordinator.loader import Loader
-from w5xde.runtime.durable.journal import Keeper
+from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.system.actor import Actor
 from w5xde.runtime.telemetry.meters import Meters
 from w5xde.tree import Span
@@ -73,7 +73,7 @@ class Stepping:
         self,
         learner: Learner,
         actor: Actor,
-        keeper: Keeper,
+        keeper: Journal,
         loader: Loader,
         meters: Meters,
         owner: StepOwner,

@@ -53,7 +53,7 @@ class Checkpoint:
     files: dict[str, bytes]
 
 
-class Store:
+class CheckpointStore:
     """All checkpoints of a run."""
 
     def __init__(self, disk: Disk, keep: int = KEEP_MIN) -> None:

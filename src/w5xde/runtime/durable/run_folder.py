@@ -30,10 +30,11 @@ from w5xde.errors import StorageError
 from w5xde.runs import MANIFEST, free_name, read_manifest
 from w5xde.runtime.durable.disk import RealDisk, replace
 from w5xde.runtime.durable.lock import RunLock
+from w5xde.runtime.durable.resume import NOTHING_WRITTEN, Written
 from w5xde.sanitize import harmless, to_json
 
 
-class Recorder:
+class RunFolder:
     """Owns one run's folder: a new one, or with `settings.resume` that of an earlier run."""
 
     def __init__(self, settings: Settings, job_name: str) -> None:
@@ -55,10 +56,13 @@ class Recorder:
             "machine": platform.machine(),
             "settings": msgspec.to_builtins(settings),
         }
+        # How far earlier lives wrote the ledger.
+        self.written = NOTHING_WRITTEN
         if self.is_resumed:
-            # How an earlier life ended says nothing of this one.
             before = read_manifest(self.folder)
-            kept = {key: before[key] for key in before.keys() - {"result", "reason", "ledger"}}
+            self.written = written_by(before, self.folder)
+            # How an earlier life ended says nothing of this one.
+            kept = {key: before[key] for key in before.keys() - {"result", "reason"}}
             self._facts = kept | self._facts | {"id": kept.get("id", self._facts["id"])}
         self._tell: Callable[[str], None] = lambda text: None
         self._is_told = False
@@ -142,3 +146,13 @@ class Recorder:
         with contextlib.suppress(OSError):
             self._metrics.close()
         self._lock.release()
+
+
+def written_by(manifest: dict[str, Any], folder: Path) -> Written:
+    """Return how far a run's manifest says that the ledger was written."""
+    try:
+        return msgspec.convert(manifest, Written)
+    except msgspec.ValidationError as error:
+        raise StorageError(
+            f"{folder / MANIFEST} makes no sense: {error}", code="W5-401", fix="restore it from a copy"
+        ) from error
