@@ -178,7 +178,7 @@ def _run_prepared(
         recorder.discard()
         raise
     layout = prepared.learner.flat.blueprint.layout
-    recorder.learn(
+    recorder.facts.update(
         {
             "job": named.reference,
             "job_place": named.place,

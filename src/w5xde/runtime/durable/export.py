@@ -1,4 +1,4 @@
-"""`w5xde export`: the newest weights of a run in a file that others read."""
+"""`w5xde export`: writes the newest weights of a run to a file that other programs read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from w5xde.runtime.durable.resume import facts_of
 
 
 def export_run(folder: Path, kind: str, target: Path) -> dict[str, Any]:
-    """Write the weights of the newest whole checkpoint; returns what was written."""
+    """Write the weights of the newest whole checkpoint; return the facts of the written file."""
     checkpoint, damaged = CheckpointStore(RealDisk(folder)).find_whole()
     if checkpoint is None:
         found = "; ".join(damaged.values())

@@ -1,4 +1,4 @@
-"""One coordinator for each run folder: whoever holds its lock, which ends with its process in any case."""
+"""The lock of a run folder: only one coordinator may own a run. The lock ends with its process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = "lock"
 
 
 class RunLock:
-    """Holds a run folder; raises StorageError if somebody else does."""
+    """Holds a run folder; raises StorageError if another process holds it."""
 
     def __init__(self, folder: Path) -> None:
         self._file = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -31,11 +31,11 @@ class RunLock:
                 code="W5-406",
                 fix="two coordinators cannot own one run: stop the other one first",
             ) from None
-        # Whose it is, for those who come too late; a full disk does not keep us from owning it.
+        # Names the holder, for the error of the next process; a full disk does not keep us from locking.
         with contextlib.suppress(OSError):
             os.truncate(self._file, 0)
             os.write(self._file, msgspec.json.encode({"pid": os.getpid(), "host": platform.node()}))
-        # A process forked from us would hold the lock as well, and longer than we live.
+        # A forked process would hold the lock too, and longer than we live.
         ours = weakref.ref(self)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=lambda: _let_go(ours()))
