@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from w5xde.learn.step.learner import Learner
     from w5xde.runtime.coordinator.body import Coordinator
-    from w5xde.runtime.durable.journal import Keeper
+    from w5xde.runtime.durable.journal import Journal
     from w5xde.runtime.durable.resume import Restored
-    from w5xde.runtime.durable.run_folder import Recorder
+    from w5xde.runtime.durable.run_folder import RunFolder
     from w5xde.runtime.node.body import Node
     from w5xde.runtime.node.fork_server import ForkServer
     from w5xde.runtime.telemetry.status import NodeReport
@@ -181,7 +181,7 @@ def _run_prepared(
         recorder.discard()
         raise
     layout = prepared.learner.flat.blueprint.layout
-    recorder.learn(
+    recorder.facts.update(
         {
             "job": named.reference,
             "job_place": named.place,
@@ -209,11 +209,11 @@ def _run_prepared(
     return Result(prepared.learner.flat.module, summary, recorder.folder, coordinator.reason)
 
 
-def _open_folder(named: _Named, settings: Settings) -> Recorder:
-    from w5xde.runtime.durable.run_folder import Recorder
+def _open_folder(named: _Named, settings: Settings) -> RunFolder:
+    from w5xde.runtime.durable.run_folder import RunFolder
 
     try:
-        return Recorder(settings, named.stem)
+        return RunFolder(settings, named.stem)
     except OSError as error:
         raise _folder_trouble(Path(settings.runs), error) from error
 
@@ -226,7 +226,7 @@ def _folder_trouble(folder: Path, error: OSError) -> StorageError:
     )
 
 
-def _require_same_data(recorder: Recorder, samples: int | None) -> None:
+def _require_same_data(recorder: RunFolder, samples: int | None) -> None:
     """Another number of samples is another order of samples: some would count twice, some never."""
     before = recorder.facts.get("samples", samples)
     if before != samples:
@@ -237,32 +237,32 @@ def _require_same_data(recorder: Recorder, samples: int | None) -> None:
         )
 
 
-def _open_books(learner: Learner, recorder: Recorder, settings: Settings) -> tuple[Keeper, Restored | None]:
+def _open_books(learner: Learner, recorder: RunFolder, settings: Settings) -> tuple[Journal, Restored | None]:
     """What keeps the run's memory; if it is resumed, the learner is brought to where it goes on."""
     from w5xde.learn.step.checkpoint import capture, refuse_unkeepable
     from w5xde.learn.step.checkpoint import restore as restore_learner
-    from w5xde.runtime.durable.journal import Keeper
+    from w5xde.runtime.durable.journal import Journal
+    from w5xde.runtime.durable.ledger import Ledger
     from w5xde.runtime.durable.resume import restore
 
     if settings.checkpoint_every != "off":
         refuse_unkeepable(learner)
-    keeper = Keeper(
-        recorder.disk,
+    keeper = Journal(
+        Ledger(recorder.disk, time.time),
         lambda: capture(learner),
-        time.time,
         keep=settings.keep_checkpoints,
         logs_steps=settings.durability == "step",
     )
     if not recorder.is_resumed:
         return keeper, None
     restored = restore(
-        recorder.disk,
-        keeper.store,
+        keeper,
         lambda files: restore_learner(learner, files),
         lambda step, record, body: learner.replay(
             step.plan.count, body, frozenset(record["absent"]), record["loss_sum"]
         ),
         recorder.name,
+        recorder.written,
     )
     _require_epochs(restored, settings, recorder.name)
     return keeper, restored

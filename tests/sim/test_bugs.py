@@ -31,8 +31,9 @@ from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.coordinator.steps import Applied, Steps
 from w5xde.runtime.coordinator.updates import Updates
 from w5xde.runtime.durable import journal as keeper
-from w5xde.runtime.durable.checkpoints import Store
-from w5xde.runtime.durable.journal import Keeper
+from w5xde.runtime.durable import ledger_segments
+from w5xde.runtime.durable.checkpoints import CheckpointStore
+from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.ledger import Ledger, Syncing
 from w5xde.runtime.durable.step_log import StepLog
 from w5xde.tree import PairwiseTree
@@ -45,7 +46,7 @@ class Bug(NamedTuple):
 
     owner: Any
     name: str
-    planted: Callable[..., Any] | int
+    planted: Callable[..., Any] | property | int
     found: str
 
 
@@ -116,23 +117,22 @@ def numbers_leases_alike_in_every_life(self: Leases, incarnation: int) -> None:
     LEASES(self, 1)
 
 
-def writes_the_checkpoint_before_the_ledger(self: Keeper, now: float) -> None:
+def writes_the_checkpoint_before_the_ledger(self: Journal, now: float) -> None:
     """What it wrote down waits for the next tick."""
 
 
 def believes_a_failed_sync(self: Ledger, syncing: Syncing) -> None:
     syncing.error = None
-    syncing.spoiled.clear()
     END_SYNC(self, syncing)
 
 
-def tells_before_it_is_written(self: Keeper, state: Any, cut: Any, facts: Any, now: float) -> None:
+def tells_before_it_is_written(self: Journal, state: Any, cut: Any, facts: Any, now: float) -> None:
     self._dispatch(ev.Saved(cut.progress.steps))
     self._dispatch = lambda event: None
     CAPTURED(self, state, cut, facts, now)
 
 
-def reads_without_checking(self: Store, name: str, listed: Any) -> bytes:
+def reads_without_checking(self: CheckpointStore, name: str, listed: Any) -> bytes:
     return self._disk.read(name)
 
 
@@ -155,6 +155,12 @@ def forgets_every_segment(disk: VirtualDisk, version: int) -> None:
     for name in disk.names():
         if name.startswith("steps-"):
             disk.remove(name)
+
+
+def compresses_without_syncing(disk: VirtualDisk, name: str, data: bytes) -> None:
+    if name in disk.names():
+        disk.remove(name)
+    disk.append(name).write(data)
 
 
 # --- planted in uploads, lending and stepping
@@ -247,7 +253,7 @@ def logs_steps_after_the_core_heard(self: Steps, step: ev.Step, total: Any, cut:
 
 
 PUT, SIZES, LOST = PairwiseTree.put, Plan._sizes, NodeCore._lost
-RESUME, LEASES, END_SYNC, CAPTURED = Plan.resume, Leases.__init__, Ledger.end_sync, Keeper._captured
+RESUME, LEASES, END_SYNC, CAPTURED = Plan.resume, Leases.__init__, Ledger.end_sync, Journal._captured
 ANSWERED, REPORT, FOLD = Updates._answered, Steps._report, Steps.fold
 LEND, SEND_PARAMETERS, SEND_WORK = Lending.lend, Lending._send_parameters, Lending._send_work
 SYNC_FOLDER, SETTLE, BEGIN = VirtualDisk.sync_folder, VirtualDisk.settle, StepLog.begin
@@ -334,12 +340,18 @@ BUGS = {
         Leases, "__init__", numbers_leases_alike_in_every_life, "is given twice|wrong life"
     ),
     "the ledger follows the checkpoint": Bug(
-        Keeper, "_flush", writes_the_checkpoint_before_the_ledger, "steps are recorded|the audit"
+        Journal, "_flush", writes_the_checkpoint_before_the_ledger, "steps are recorded|the audit"
     ),
     "a failed sync is believed": Bug(
         Ledger, "end_sync", believes_a_failed_sync, "does not follow|the audit|no line has the hash"
     ),
-    "durable is said too early": Bug(Keeper, "_captured", tells_before_it_is_written, "were durable"),
+    "a compressed segment is not synced": Bug(
+        ledger_segments, "replace", compresses_without_syncing, "decompress|not a compressed segment"
+    ),
+    "the open segment is compressed": Bug(
+        Ledger, "closed_segments", property(lambda self: self._number), "no line has the hash|follow|recorded"
+    ),
+    "durable is said too early": Bug(Journal, "_captured", tells_before_it_is_written, "were durable"),
     "a step counts before it is logged": Bug(
         StepLog, "write", lambda self, record, body: True, "were durable"
     ),
@@ -349,7 +361,7 @@ BUGS = {
     "the step log is dropped too early": Bug(keeper, "forget_steps", forgets_every_segment, "were durable"),
     "a gap in the step log goes unnoticed": Bug(StepLog, "begin", forgets_the_gap, "were durable"),
     "a damaged checkpoint is loaded": Bug(
-        Store, "_read_file", reads_without_checking, "Error|the weights are not the same|counts"
+        CheckpointStore, "_read_file", reads_without_checking, "Error|the weights are not the same|counts"
     ),
     "a checkpoint's name is not synced": Bug(
         VirtualDisk, "sync_folder", syncs_no_checkpoints_folder, "were durable"

@@ -19,7 +19,7 @@ from w5xde.control.steps.cut import Accounts, Cut, Progress
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import StepWork
 from w5xde.control.steps.plan import Plan
-from w5xde.control.steps.save_schedule import Saver
+from w5xde.control.steps.save_schedule import SaveSchedule
 from w5xde.control.steps.tally import Tally
 from w5xde.control.trust.failures import Failures
 from w5xde.control.trust.norm_limits import Judge
@@ -66,7 +66,7 @@ class CoordinatorCore:
         # To be said as soon as somebody listens.
         self._opening: list[ev.Effect] = []
         self._seconds_before = 0.0
-        self._saver = Saver(settings.save_seconds, settings.save_steps, is_resumed=cut is not None)
+        self._saver = SaveSchedule(settings.save_seconds, settings.save_steps, is_resumed=cut is not None)
         if cut is not None:
             self._resume(cut)
         self._handlers: dict[type, Callable[[Any, float], list[ev.Effect]]] = {

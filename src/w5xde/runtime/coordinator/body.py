@@ -33,9 +33,9 @@ from w5xde.runtime.coordinator.ports import ModelPorts, Ports
 from w5xde.runtime.coordinator.recheck import Verifier
 from w5xde.runtime.coordinator.steps import Applied
 from w5xde.runtime.coordinator.updates import ARRIVING_PART, Updates
-from w5xde.runtime.durable.journal import Keeper
+from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.resume import Restored
-from w5xde.runtime.durable.run_folder import Recorder
+from w5xde.runtime.durable.run_folder import RunFolder
 from w5xde.runtime.net.listener import Door
 from w5xde.runtime.system.actor import Actor
 from w5xde.runtime.system.memory import available_bytes
@@ -57,8 +57,8 @@ class Coordinator:
         self,
         prepared: Prepared,
         settings: Settings,
-        recorder: Recorder,
-        keeper: Keeper,
+        recorder: RunFolder,
+        keeper: Journal,
         restored: Restored | None = None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
@@ -103,8 +103,9 @@ class Coordinator:
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
         try:
             host, port = door.address
-            self._recorder.manifest({"port": port})
             begin.open_ledger(self._keeper, self._recorder, self._settings, self._core, self._restored)
+            # After the ledger: a life in the manifest that the ledger does not know proves a loss.
+            self._recorder.manifest({"port": port, "life": self._keeper.life})
             for kind, text in begin.words_of(self._prepared, self._restored, self._core, self._keeper.life):
                 self._say(kind, text)
             self.address = f"{host}:{port}"

@@ -20,7 +20,7 @@ from w5xde.runtime.coordinator.lending import Lending
 from w5xde.runtime.coordinator.ports import Ports
 from w5xde.runtime.coordinator.steps import Applied, StepReports, Steps
 from w5xde.runtime.coordinator.updates import Updates
-from w5xde.runtime.durable.journal import Keeper
+from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.telemetry.meters import Meters
 
 # Effects that the learner carries out, together if they come together.
@@ -48,7 +48,7 @@ class Pipeline:
     def __init__(
         self,
         core: CoordinatorCore,
-        journal: Keeper,
+        journal: Journal,
         ports: Ports,
         meters: Meters,
         around: Surroundings,

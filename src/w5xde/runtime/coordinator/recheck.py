@@ -102,7 +102,7 @@ class Verifier:
                 given[0].vector, params, self._task(lease.step, lease.span, batches)
             )
         for step, each, batch in zip(
-            lease.step.singly[lease.span.start : lease.span.stop], given, batches, strict=True
+            lease.step.split[lease.span.start : lease.span.stop], given, batches, strict=True
         ):
             wrong = self._second.wrong_with(each.vector, params, self._task(step, Span(0, 1), [batch]))
             if wrong:

@@ -17,7 +17,7 @@ from w5xde.control.steps.cut import Cut
 from w5xde.control.view import CoreView
 from w5xde.learn.step.sums import Contribution, StepNotFinite, Total
 from w5xde.runtime.coordinator.ports import Ports
-from w5xde.runtime.durable.journal import Keeper
+from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.telemetry.meters import Meters
 
 # A decision, with what it needs: the update that came, or the cut to be logged with a step.
@@ -52,7 +52,7 @@ class Steps:
     """Carries out Fold, SetAside, Reopen and Step."""
 
     def __init__(
-        self, ports: Ports, view: CoreView, journal: Keeper, meters: Meters, reports: StepReports
+        self, ports: Ports, view: CoreView, journal: Journal, meters: Meters, reports: StepReports
     ) -> None:
         self._ports = ports
         self._learner = ports.model.learner
@@ -176,6 +176,7 @@ class Steps:
             self._reports.applied(applied)
         for undone in done:
             if isinstance(undone, ev.Undone):
+                self._meters.shared(undone.step, -1)
                 self._reports.undone(undone)
         if error is not None:
             self._reports.failed(error)

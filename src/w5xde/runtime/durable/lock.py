@@ -1,4 +1,4 @@
-"""One coordinator for each run folder: whoever holds its lock, which ends with its process in any case."""
+"""The lock of a run folder: only one coordinator may own a run. The lock ends with its process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = "lock"
 
 
 class RunLock:
-    """Holds a run folder; raises StorageError if somebody else does."""
+    """Holds a run folder; raises StorageError if another process holds it."""
 
     def __init__(self, folder: Path) -> None:
         self._file = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -162,12 +162,12 @@ class Meters:
         encoded = sum(node.vector_bytes_encoded for node in self.nodes.values())
         return sum(node.vector_bytes for node in self.nodes.values()) / encoded if encoded else None
 
-    def shared(self, step: Step) -> None:
-        """A step is decided: who gave what of it."""
+    def shared(self, step: Step, times: int = 1) -> None:
+        """Count each node's share of a step when it is decided; with `times=-1`, when it is undone."""
         for start, stop, node, _ in step.shares:
             meter = self.node(node)
-            meter.batches += stop - start
-            meter.samples += sum(step.plan.sizes[start:stop])
+            meter.batches += times * (stop - start)
+            meter.samples += times * sum(step.plan.sizes[start:stop])
 
     def kept(self) -> dict[str, Any]:
         """What a checkpoint keeps of all this."""
