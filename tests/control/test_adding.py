@@ -86,7 +86,7 @@ def test_only_where_sums_are_exact_and_nobody_looks_at_each(settings: CoreSettin
     pool = Pool(4)
     pool.answer("n0")
     core = pool.core
-    adding = Adding(settings, core.mode, core.leases, core._verification, core._judge)
+    adding = Adding(settings, core.mode, core.leases, core._verification, core._norm_check)
     assert adding.neighbour_of(pool.leases["n1"], 0) is None
 
 

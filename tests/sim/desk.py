@@ -68,6 +68,8 @@ class Desk:
             save_steps=scenario.save_steps,
             logs_steps=self.keeper.steps is not None,
             max_update_norm=scenario.max_update_norm,
+            # Honest norms are about 1.
+            own_norm=1.0,
             verify=scenario.verify,
             stretches=scenario.stretches,
             robust=scenario.rule,

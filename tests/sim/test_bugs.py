@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from w5xde.control.steps.cut import Accounts
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import StepWork
 from w5xde.control.steps.plan import Cursor, Plan
+from w5xde.control.trust.norm_limits import NormLimits
 from w5xde.runtime.durable import journal as keeper
 from w5xde.runtime.durable.checkpoints import Store
 from w5xde.runtime.durable.journal import Keeper
@@ -154,6 +156,12 @@ PUT, SIZES, LOST = PairwiseTree.put, Plan._sizes, NodeCore._lost
 RESUME, LEASES, END_SYNC, CAPTURED = Plan.resume, Leases.__init__, Ledger.end_sync, Keeper._captured
 SYNC_FOLDER, SETTLE, BEGIN = VirtualDisk.sync_folder, VirtualDisk.settle, StepLog.begin
 
+
+def believes_the_verified(self: CoordinatorCore, event: ev.Verified, now: float) -> list[ev.Effect]:
+    norm = self._verification.end(event.lease)
+    return self._accept(event.node, event.lease, norm, now, verified=True)
+
+
 BUGS = {
     "give_back forgets": Bug(StepWork, "give_back", lambda self, span, leases: 0, "is lost"),
     "failed batches are forgotten": Bug(StepWork, "failed", lambda self, span, node, leases: None, "is lost"),
@@ -177,6 +185,10 @@ BUGS = {
     "leases outlive their connection": Bug(
         NodeCore, "_lost", computes_what_a_broken_connection_left, "answers|pop from an empty deque"
     ),
+    "the first update is believed, however large": Bug(
+        NormLimits, "_guess", lambda self, size: math.inf, "a lie is folded"
+    ),
+    "a verified answer is not compared": Bug(CoordinatorCore, "_verified", believes_the_verified, "a lie is"),
     # --- what must survive
     "what was undone is forgotten": Bug(
         Plan, "resume", forgets_what_was_undone, "all done|hole|not finished"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from w5xde.control.modes.sync import Mode
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.leases import Lease, Leases
-from w5xde.control.trust.norm_limits import Judge
+from w5xde.control.trust.norm_limits import NormCheck
 from w5xde.control.trust.verification import Verification
 from w5xde.tree import Span, sibling
 
@@ -19,14 +19,19 @@ class Adding:
     """Says what becomes of an answer that begins to arrive."""
 
     def __init__(
-        self, settings: CoreSettings, mode: Mode, leases: Leases, verification: Verification, judge: Judge
+        self,
+        settings: CoreSettings,
+        mode: Mode,
+        leases: Leases,
+        verification: Verification,
+        norm_check: NormCheck,
     ) -> None:
         # In async mode buffers of older versions are weighted when they are added; with --robust nothing is.
         self._is_on = settings.mode == "sync" and settings.robust is None
         self._mode = mode
         self._leases = leases
         self._verification = verification
-        self._judge = judge
+        self._norm_check = norm_check
 
     def wanted(self, number: int, node: str) -> Lease | None:
         """The lease, if an answer of this node to it would count now."""
@@ -46,7 +51,7 @@ class Adding:
         if not self._is_on or work is None or step.count == 1 or lease.version != version:
             return None
         # What failed once may be set aside, and what was doubted or spoilt once may be so again.
-        if work.failures or work.was_spoilt or self._judge.doubts(step.index):
+        if work.failures or work.was_spoilt or self._norm_check.has_rejected(step.index):
             return None
         # Its own answer, or another for the same batches, may be found right or wrong at any moment.
         if any(

@@ -1,4 +1,4 @@
-"""Proving: who has shown enough to take part, what is guessed of him, and how long anybody may take."""
+"""The canary check: which nodes may take part, what is guessed of their speed, how long they may take."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from w5xde.learn.model.device import exact_products
 from w5xde.messages import Ready
 from w5xde.protocol.wire import GREETING_LIMITS
 from w5xde.runtime.coordinator.canary_check import (
+    CHECK_SECONDS_MIN,
     FIRST_LINK_BYTES_PER_SECOND,
     GUESS_FACTOR_MAX,
-    PROVING_SECONDS_MIN,
-    Proving,
+    CanaryCheck,
 )
 from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.net.connection import Connection
@@ -53,11 +53,11 @@ def moving(prepared: Prepared) -> float:
 
 
 def test_who_proves_itself_is_taken_with_a_guess_of_its_speed(prepared: Prepared, peer: Peer) -> None:
-    proving = Proving(prepared)
+    check = CanaryCheck(prepared, verifies=False)
     digest, body = proof(prepared)
     assert prepared.canary is not None
-    assert proving.limits == GREETING_LIMITS._replace(body_bytes_max=len(body))
-    assert proving.objection(peer, Ready(digest, 3 * prepared.canary.seconds, 5e6), body) is None
+    assert check.limits == GREETING_LIMITS._replace(body_bytes_max=len(body))
+    assert check.objection(peer, Ready(digest, 3 * prepared.canary.seconds, 5e6), body) is None
     assert peer.guess_seconds == pytest.approx(3 * prepared.batch_seconds + moving(prepared))
 
 
@@ -69,13 +69,16 @@ def test_nobody_is_taken_at_his_word_to_be_far_faster_or_slower(
     seconds: float, times: float | None, prepared: Prepared, peer: Peer
 ) -> None:
     digest, body = proof(prepared)
-    assert Proving(prepared).objection(peer, Ready(digest, seconds, float("inf")), body) is None
+    assert (
+        CanaryCheck(prepared, verifies=False).objection(peer, Ready(digest, seconds, float("inf")), body)
+        is None
+    )
     expected = None if times is None else pytest.approx(times * prepared.batch_seconds + moving(prepared))
     assert peer.guess_seconds == expected
 
 
 def test_each_objection_has_its_code(prepared: Prepared, peer: Peer) -> None:
-    proving = Proving(prepared)
+    check = CanaryCheck(prepared, verifies=False)
     digest, body = proof(prepared)
     found = []
     for ready, given in [
@@ -83,38 +86,38 @@ def test_each_objection_has_its_code(prepared: Prepared, peer: Peer) -> None:
         (Ready(digest), body[:-1]),
         (Ready(digest), bytearray(len(body))),
     ]:
-        objection = proving.objection(peer, ready, given)
+        objection = check.objection(peer, ready, given)
         assert objection is not None
         found.append(objection.code)
     peer.is_looking = True
-    looking = proving.objection(peer, Ready(digest), body)
+    looking = check.objection(peer, Ready(digest), body)
     assert looking is not None
     assert [*found, looking.code] == ["W5-201", "W5-120", "W5-212", "W5-113"]
-    assert proving.canary(peer) == (None, [])
+    assert check.canary(peer) == (None, [])
     assert peer.guess_seconds is None
 
 
 def test_without_a_canary_nothing_travels_and_nothing_is_expected(peer: Peer) -> None:
     without = prepare(JOB, settings(canary=False))
-    proving = Proving(without)
-    assert proving.canary(peer) == (None, [])
-    assert proving.limits == GREETING_LIMITS
+    check = CanaryCheck(without, verifies=False)
+    assert check.canary(peer) == (None, [])
+    assert check.limits == GREETING_LIMITS
     digest = without.learner.flat.blueprint.layout.digest()
-    assert proving.objection(peer, Ready(digest, 1.0), bytearray()) is None
+    assert check.objection(peer, Ready(digest, 1.0), bytearray()) is None
     assert peer.guess_seconds is None
 
 
 def test_who_is_not_ready_for_very_long_is_cut_but_not_for_the_time_that_we_slept(
     prepared: Prepared, peer: Peer
 ) -> None:
-    proving = Proving(prepared)
+    check = CanaryCheck(prepared, verifies=False)
     peer.welcomed_at = 100.0
-    late = 100.0 + PROVING_SECONDS_MIN + 1
-    assert proving.complaint(peer, 100.0 + PROVING_SECONDS_MIN - 1, 0.0) == ""
-    assert proving.complaint(peer, late, 0.0) == "it was not ready after 600 s"
-    assert proving.complaint(peer, late, late - 10) == ""
+    late = 100.0 + CHECK_SECONDS_MIN + 1
+    assert check.complaint(peer, 100.0 + CHECK_SECONDS_MIN - 1, 0.0) == ""
+    assert check.complaint(peer, late, 0.0) == "it was not ready after 600 s"
+    assert check.complaint(peer, late, late - 10) == ""
     peer.is_ready = True
-    assert proving.complaint(peer, late, 0.0) == ""
+    assert check.complaint(peer, late, 0.0) == ""
 
 
 def test_a_gpu_multiplies_exactly_for_the_canary_and_then_as_its_user_wants() -> None:

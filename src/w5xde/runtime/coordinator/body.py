@@ -32,7 +32,7 @@ from w5xde.runtime.coordinator.lending import LendingDesk
 from w5xde.runtime.coordinator.loader import Loader
 from w5xde.runtime.coordinator.parameters import Snapshots
 from w5xde.runtime.coordinator.peer import Peer
-from w5xde.runtime.coordinator.recheck import Verifier
+from w5xde.runtime.coordinator.recheck import Recheck
 from w5xde.runtime.coordinator.steps import Applied, StepOwner, Stepping
 from w5xde.runtime.coordinator.updates import Intake
 from w5xde.runtime.durable.journal import Keeper
@@ -140,8 +140,8 @@ class Coordinator:
             inline=inline,
             prepare=lambda: use_threads(self._settings.threads),
         )
-        self._verifier = Verifier(
-            self._prepared, self._settings, self._actor, self._core.leases.holds, self._broke, self.dispatch
+        self._recheck = Recheck(
+            self._prepared, self._settings, self._core.leases.holds, self._broke, self.dispatch
         )
         self._desk = LendingDesk(
             self._reception,
@@ -151,7 +151,7 @@ class Coordinator:
             self._core.leases,
             self.meters,
             dropped=lambda node, lease: self.dispatch(ev.Dropped(node, lease)),
-            sent=self._verifier.sent,
+            recheck=self._recheck,
         )
         owner = StepOwner(
             cut=lambda: self._core.cut(self._loop.time()),
@@ -179,7 +179,7 @@ class Coordinator:
         self._keeper.start(self._actor, self._writer, self.dispatch, self._storage_note)
         self._perform: dict[type, Callable[[Any], None]] = {
             ev.Assign: lambda effect: self._desk.lend(effect.node, effect.leases, effect.verify),
-            ev.Verify: lambda effect: self._verifier.verify(effect, self._stepping.answer_to),
+            ev.Verify: lambda effect: self._recheck.verify(effect, self._stepping.answer_to),
             ev.Cancel: lambda effect: self._desk.cancel(effect.node, effect.leases),
             ev.Expire: lambda effect: None,
             ev.Reject: self.intake.reject,
@@ -207,7 +207,7 @@ class Coordinator:
         door.close()
         self._loader.stop()
         self._actor.stop()
-        self._verifier.stop()
+        self._recheck.stop()
         self._writer.stop()
         self._evaluator.stop()
 

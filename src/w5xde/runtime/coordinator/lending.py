@@ -15,6 +15,7 @@ from w5xde.runtime.coordinator.loader import Loader
 from w5xde.runtime.coordinator.parameters import Snapshot, Snapshots
 from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.coordinator.peers import Reception
+from w5xde.runtime.coordinator.recheck import Recheck
 from w5xde.runtime.system.actor import Actor
 from w5xde.runtime.telemetry.meters import Meters
 
@@ -33,7 +34,7 @@ class LendingDesk:
         leases: Leases,
         meters: Meters,
         dropped: Callable[[str, int], None],
-        sent: Callable[[Peer, Lease, list[Packed]], None],
+        recheck: Recheck,
     ) -> None:
         self._reception = reception
         self._loader = loader
@@ -41,7 +42,7 @@ class LendingDesk:
         self._meters = meters
         self._leases = leases
         self._dropped = dropped
-        self._sent = sent
+        self._recheck = recheck
         self._to_verify: set[int] = set()
         self._loop = asyncio.get_running_loop()
         self._snapshots = snapshots
@@ -79,21 +80,34 @@ class LendingDesk:
             peer.connection.send(Cancel(leases))
 
     def _send_params(self, peer: Peer, leases: list[Lease], found: Batches) -> None:
-        if peer.version_asked >= leases[0].version:
+        is_chosen = not self._to_verify.isdisjoint(lease.id for lease in leases)
+        if peer.version_asked >= leases[0].version and not is_chosen:
             # Even then the work waits its turn, so that it never overtakes its parameters.
             self._actor.call(lambda: None, lambda _: self._send_work(peer, leases, found))
             return
         whole = peer.version_asked < 0
-        peer.version_asked = leases[0].version
+        peer.version_asked = max(peer.version_asked, leases[0].version)
 
-        def send(made: Snapshot) -> None:
-            peer.version = made.version
-            peer.version_asked = max(peer.version_asked, peer.version)
-            self._meters.node(peer.name).moved_vectors(made.raw_bytes, made.encoded_bytes)
-            peer.connection.send(Params(peer.version, whole, made.codec), made.pieces, made.sent, hold=True)
+        def make() -> tuple[Snapshot, memoryview | None]:
+            # An answer is verified on the very parameters that the node has.
+            kept = self._snapshots.whole_copy() if is_chosen else None
+            return self._snapshots.get(peer, whole=whole), kept
+
+        def send(made: tuple[Snapshot, memoryview | None]) -> None:
+            params, kept = made
+            if peer.version != params.version:
+                peer.version = params.version
+                peer.version_asked = max(peer.version_asked, peer.version)
+                self._meters.node(peer.name).moved_vectors(params.raw_bytes, params.encoded_bytes)
+                message = Params(peer.version, whole, params.codec)
+                peer.connection.send(message, params.pieces, params.sent, hold=True)
+            elif params.sent is not None:
+                params.sent()
+            if kept is not None:
+                self._recheck.keep(params.version, kept)
             self._send_work(peer, leases, found)
 
-        self._actor.call(lambda: self._snapshots.get(peer, whole=whole), send)
+        self._actor.call(make, send)
 
     def _send_work(self, peer: Peer, leases: list[Lease], found: Batches) -> None:
         # Reading the batches may have taken time: what nobody needs any more is not sent.
@@ -117,7 +131,7 @@ class LendingDesk:
                 at += packed.body_bytes
             if lease.id in self._to_verify:
                 self._to_verify.discard(lease.id)
-                self._sent(peer, lease, [found[key] for key in step.keys[start:stop]])
+                self._recheck.sent(peer.version, lease, [found[key] for key in step.keys[start:stop]])
             place = (step.epoch, start, stop, step.count, step.samples)
             loans.append(Loan(lease.id, *place, batches, step.apart))
         batch_count = sum([lease.span.count for lease in wanted])

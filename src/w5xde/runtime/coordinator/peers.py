@@ -35,7 +35,7 @@ from w5xde.protocol.wire import Body, Limits
 from w5xde.runtime.admission.gatekeeper import Admission, Entry
 from w5xde.runtime.admission.names import Guests
 from w5xde.runtime.admission.register import Refused
-from w5xde.runtime.coordinator.canary_check import Proving
+from w5xde.runtime.coordinator.canary_check import CanaryCheck
 from w5xde.runtime.coordinator.gate import Gate
 from w5xde.runtime.coordinator.peer import Peer, Watch
 from w5xde.runtime.net.connection import Connection, Owner
@@ -92,7 +92,7 @@ class Reception:
         vector_bytes_max: int,
         configure: Callable[[Any], None],
         entry: Entry,
-        proving: Proving,
+        proving: CanaryCheck,
     ) -> None:
         self.entry = entry
         self.doorman = Doorman()

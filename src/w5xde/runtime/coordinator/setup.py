@@ -23,7 +23,7 @@ from w5xde.learn.model.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.learn.step.learner import Learner, Spoiled
 from w5xde.messages import Welcome
 from w5xde.runtime.admission.gatekeeper import Entry
-from w5xde.runtime.coordinator.canary_check import Proving
+from w5xde.runtime.coordinator.canary_check import CanaryCheck
 from w5xde.runtime.coordinator.peers import Host, Reception
 from w5xde.runtime.durable.journal import Keeper
 from w5xde.runtime.durable.resume import Restored
@@ -70,6 +70,7 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         save_steps=settings.save_steps,
         logs_steps=settings.durability == "step",
         max_update_norm=str(settings.max_update_norm),
+        own_norm=prepared.own_norm,
         verify=settings.verify,
         is_large=prepared.learner.vector_bytes >= POOLED_BYTES_MIN,
         stretches=_may_stretch(prepared.learner, settings),
@@ -111,7 +112,7 @@ def open_reception(
         vector_bytes_max=receiver.body_bytes_max,
         configure=lambda sock: configure(sock, settings),
         entry=Entry(recorder.folder, recorder.facts["id"], settings),
-        proving=Proving(prepared),
+        proving=CanaryCheck(prepared, verifies=settings.verify > 0),
     )
 
 
