@@ -203,7 +203,7 @@ JOB = [
         "the loss differs for the same batch under the same seed",
         "it depends on what was computed before, or draws from a generator of its own; each machine would"
         " train another model.",
-        "keep state in a buffer, draw from torch's global generator, or use --mode async.",
+        "keep state in a buffer, draw from torch's global generator, or use --mode async without --verify.",
         "w5xde train train.py --mode async",
     ),
     Explanation(

@@ -72,21 +72,3 @@ def test_a_checkpoint_from_before_norms_were_kept_still_loads(facts: dict[str, o
     pool = resumed(facts)
     assert not pool.is_doubted(5 * OWN_NORM)
     assert pool.is_doubted(1e8)
-
-
-def test_an_answer_that_could_not_be_computed_again_is_counted_and_reported() -> None:
-    plan = Plan(step_batches=1, epoch_limit=1, step_limit=None, samples=8, batch_size=4)
-    core = CoordinatorCore(plan, CoreSettings("sync", verify=1.0))
-    [lease] = [
-        lease
-        for effect in core.handle(ev.Joined("a"), 0.0)
-        if isinstance(effect, ev.Assign)
-        for lease in effect.leases
-    ]
-    assert core.handle(ev.Answered("a", [lease.id], 1.0), 0.0)[0] == ev.Verify(lease)
-    note, fold, *_ = core.handle(ev.Verified("a", lease.id, unknown="no memory"), 0.0)
-    assert isinstance(note, ev.Note)
-    assert note.kind == "unverified"
-    assert "no memory" in note.text
-    assert isinstance(fold, ev.Fold)
-    assert (core.progress.verified_batches, core.progress.unverified_batches) == (0, 1)

@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from tests.learn import jobs
-from tests.learn.jobs import make, mlp
+from tests.learn.jobs import make, mlp, settings
 from tests.learn.verified import HONEST, STEP, Bench, blamed, spans
+from w5xde.errors import JobError
+from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.model.layout import Vector
 from w5xde.learn.trust.recompute import DIFFERENCE_MAX, ROUNDING
 from w5xde.tree import Span
@@ -91,17 +93,27 @@ def test_what_cannot_be_computed_here_is_nobodys_fault_and_not_called_right() ->
     assert "cannot be computed here" in opinion.unknown
 
 
+def unrepeatable(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Draws from a generator that no seed of ours reaches."""
+    return jobs.classify(model, batch) * (1 + torch.rand(1, generator=OWN).sum())
+
+
+OWN = torch.Generator().manual_seed(1)
+
+
 def test_what_comes_out_differently_each_time_is_not_called_right() -> None:
-    chance = torch.Generator().manual_seed(1)
-
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        return jobs.classify(model, batch) * (1 + torch.rand(1, generator=chance).sum())
-
-    bench = Bench(make(mlp(), loss=loss), mode="async")
+    bench = Bench(make(mlp(), loss=unrepeatable), mode="async")
     task = bench.task(Span(0, 1))
     opinion = bench.check(task, bench.given(task))
     assert opinion.wrong == ""
     assert "differently each time" in opinion.unknown
+
+
+def test_a_run_that_verifies_needs_a_loss_that_repeats_in_async_mode_too() -> None:
+    prepare(make(mlp(), loss=unrepeatable), settings(mode="async"))
+    with pytest.raises(JobError) as caught:
+        prepare(make(mlp(), loss=unrepeatable), settings(mode="async", verify=0.1))
+    assert caught.value.code == "W5-231"
 
 
 @pytest.mark.parametrize(("factor", "is_wrong"), [(1.0, False), (-1.0, False), (3.0, False), (5.0, True)])

@@ -61,7 +61,7 @@ def try_first_batch(job: Job, module: nn.Module, source: Source, settings: Setti
     gradient_norm = _check_gradients(module)
     _check_parameters(module, parameters)
     changed = _changed_buffers(module, buffers)
-    if settings.mode == "sync":
+    if settings.mode == "sync" or settings.verify:
         seed_everything(seed)
         started = time.perf_counter()
         _check_repeatable(loss, _first_loss(job, module, sent(), settings.precision))
@@ -78,7 +78,7 @@ def _check_repeatable(first: float, second: float) -> None:
             why="it depends on what was computed before, or on a random generator of its own,"
             " so each machine would train another model",
             fix="keep such state in a buffer (register_buffer), draw from torch's global generator,"
-            " or use --mode async",
+            " or use --mode async without --verify",
         )
 
 
