@@ -64,7 +64,7 @@ def test_nothing_is_added_while_somebody_elses_for_the_same_is_verified() -> Non
     pool.core._verification._chosen.clear()
     pool.answer("n0")
     held = pool.leases["n1"]
-    pool.core._verification._chosen.add(held.id)
+    pool.core._verification._chosen[held.id] = None
     pool.answer("n1")
     copy = replace(held, id=999, node="n0")
     pool.core.leases.grant(copy)

@@ -97,8 +97,8 @@ def test_one_that_was_turned_out_and_is_let_in_again_begins_anew_and_nobody_else
 
     def fault_of(node: str, step: int) -> int:
         checks.reject(lease(node, step=step), math.inf)
-        [fault] = checks.complete(step, [(0, 1, "good", 2)])
-        return fault.count
+        [(_, count)] = checks.complete(step, [(0, 1, "good", 2)])
+        return count
 
     counts = []
     for step in range(FAULTS_MAX + 1):
@@ -131,7 +131,7 @@ def test_what_two_nodes_find_is_in_the_data() -> None:
     # Its own word is worth nothing, as long as there is anybody else.
     assert checks.check(lease("a"), 50 / 8)
     assert checks.check(lease("b"), 50 / 8) == ""
-    assert checks.complete(0, [(0, 1, "b", 2)]) == []
+    assert list(checks.complete(0, [(0, 1, "b", 2)])) == []
     # From then on nobody wonders.
     assert checks.check(lease("a", step=1), 60 / 8) == ""
 
@@ -168,15 +168,15 @@ def test_whoever_is_far_from_what_others_found_is_at_fault() -> None:
     for step in range(FAULTS_MAX):
         checks.reject(lease("a", step=step), 1000 / 8)
         assert checks.check(lease("b", step=step), 1 / 8) == ""
-        [fault] = checks.complete(step, [(0, 1, "b", 2), (1, 8, "a", 3)])
-        assert (fault.node, fault.count) == ("a", step + 1)
+        [(update, count)] = checks.complete(step, [(0, 1, "b", 2), (1, 8, "a", 3)])
+        assert (update.node, count) == ("a", step + 1)
 
 
 def test_whoever_is_near_the_limit_is_not() -> None:
     checks = taught()
     checks.reject(lease("a"), 11 / 8)
     assert checks.check(lease("b"), 9.5 / 8) == ""
-    assert checks.complete(0, [(0, 1, "b", 2)]) == []
+    assert list(checks.complete(0, [(0, 1, "b", 2)])) == []
 
 
 @pytest.mark.parametrize(
@@ -190,14 +190,14 @@ def test_whoever_is_near_the_limit_is_not() -> None:
 def test_nobody_is_blamed_for_what_others_did_not_compute(shares: list[tuple[int, int, str, int]]) -> None:
     checks = NormCheck(NormLimits(AUTO))
     checks.reject(lease("a", span=Span(0, 4)), math.inf)
-    assert checks.complete(0, shares) == []
+    assert list(checks.complete(0, shares)) == []
 
 
 def test_a_span_that_was_not_finite_is_blamed_if_others_gave_all_its_batches() -> None:
     checks = NormCheck(NormLimits(OFF))
     checks.reject(lease("a", span=Span(0, 4)), math.inf)
-    [fault] = checks.complete(0, [(0, 2, "b", 2), (2, 4, "c", 3), (4, 8, "a", 4)])
-    assert fault.node == "a"
+    [(update, _)] = checks.complete(0, [(0, 2, "b", 2), (2, 4, "c", 3), (4, 8, "a", 4)])
+    assert update.node == "a"
 
 
 def test_the_median_follows_what_it_sees_and_no_single_number() -> None:

@@ -10,9 +10,11 @@ from torch import nn
 
 from tests.learn.jobs import make, mlp, settings
 from tests.learn.pool import CPU, welcome_of
+from w5xde import Job
 from w5xde.learn.job.coordinator_setup import Prepared, prepare
 from w5xde.learn.job.node_setup import prepare_node
 from w5xde.learn.model.device import exact_products
+from w5xde.learn.trust.sketch import ROW
 from w5xde.messages import Ready
 from w5xde.protocol.wire import GREETING_LIMITS
 from w5xde.runtime.coordinator.canary_check import (
@@ -40,7 +42,11 @@ def peer() -> Peer:
 
 
 def proof(prepared: Prepared) -> tuple[str, bytearray]:
-    parts = prepare_node(JOB, welcome_of(prepared), CPU)
+    return proof_of(JOB, prepared)
+
+
+def proof_of(job: Job, prepared: Prepared) -> tuple[str, bytearray]:
+    parts = prepare_node(job, welcome_of(prepared), CPU)
     assert prepared.canary is not None
     parts.prove(welcome_of(prepared), prepared.canary.body)
     assert parts.proof is not None
@@ -105,6 +111,37 @@ def test_without_a_canary_nothing_travels_and_nothing_is_expected(peer: Peer) ->
     digest = without.learner.flat.blueprint.layout.digest()
     assert check.objection(peer, Ready(digest, 1.0), bytearray()) is None
     assert peer.guess_seconds is None
+
+
+def drawing(*, canary: bool) -> Prepared:
+    return prepare(make(mlp(lambda: nn.Dropout(0.5))), settings(canary=canary))
+
+
+def test_a_run_that_verifies_refuses_a_node_that_draws_other_numbers_whatever_it_says(peer: Peer) -> None:
+    prepared = drawing(canary=True)
+    digest, body = proof_of(make(mlp(lambda: nn.Dropout(0.5))), prepared)
+    check = CanaryCheck(prepared, verifies=True)
+    # What it says of its device changes nothing.
+    for peer.device in ("cpu", "cuda"):
+        assert check.objection(peer, Ready(digest), body) is None
+    torch.frombuffer(body, dtype=torch.float64)[:ROW] += 1.0
+    for peer.device in ("cpu", "cuda"):
+        objection = check.objection(peer, Ready(digest), body)
+        assert objection is not None
+        assert objection.code == "W5-214"
+    assert CanaryCheck(prepared, verifies=False).objection(peer, Ready(digest), body) is None
+
+
+@pytest.mark.parametrize(("device", "is_refused"), [("cpu", False), ("cuda", True), ("", True)])
+def test_without_a_canary_a_node_that_may_draw_other_numbers_is_refused_not_exempt(
+    device: str, is_refused: bool, peer: Peer
+) -> None:
+    prepared = drawing(canary=False)
+    peer.device = device
+    digest = prepared.learner.flat.blueprint.layout.digest()
+    objection = CanaryCheck(prepared, verifies=True).objection(peer, Ready(digest), bytearray())
+    assert (objection is not None) == is_refused
+    assert CanaryCheck(prepared, verifies=False).objection(peer, Ready(digest), bytearray()) is None
 
 
 def test_who_is_not_ready_for_very_long_is_cut_but_not_for_the_time_that_we_slept(

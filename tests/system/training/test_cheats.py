@@ -127,11 +127,20 @@ def test_a_node_whose_random_numbers_differ_takes_part_if_nothing_is_verified(
 # --- everything that is chosen is verified --------------------------------------------------------
 
 
+def large_model() -> torch.nn.Module:
+    """Its parameters are read where they are, and its updates wait at the gate."""
+    return torch.nn.Sequential(torch.nn.Linear(10, 20_000), torch.nn.Dropout(0.2), torch.nn.Linear(20_000, 4))
+
+
+@pytest.mark.parametrize(("model", "epochs"), [(jobs.model, 20), (large_model, 2)])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_every_answer_that_is_chosen_is_verified(mode: str, tmp_path: Path) -> None:
+def test_every_answer_that_is_chosen_is_verified(mode: str, model: Any, epochs: int, tmp_path: Path) -> None:
     """Also while batches are read late, and the model has moved on since a node was given it."""
-    result, told = train(tmp_path, jobs.loss, verify=1.0, mode=mode, nodes=4, loader_workers=1)
-    assert result["epochs"] == 20
+    job = w5xde.Job(model=model, data=jobs.data, loss=jobs.loss, optimizer=jobs.optimizer)
+    settings = SETTINGS | {"verify": 1.0, "mode": mode, "nodes": 4, "loader_workers": 1, "epochs": epochs}
+    result = w5xde.train(job, runs=str(tmp_path / "runs"), name="run", **settings).summary
+    told = events(tmp_path / "runs" / "run")
+    assert result["epochs"] == epochs
     # More than once, if a batch was lent twice.
     assert result["verified_batches"] >= result["batches"]
     assert result["unverified_batches"] == 0

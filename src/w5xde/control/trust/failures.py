@@ -106,10 +106,10 @@ class Failures:
         """
         effects: list[ev.Effect] = []
         evicted: dict[str, str] = {}
-        for fault in self._norm_check.complete(step, shares):
-            text = f"others computed {fault.where} well: it was {fault.node}'s fault"
-            facts = {"node": fault.node, "faults": fault.count}
-            effects.append(ev.Note("fault", f"{text} ({fault.count} of {FAULTS_MAX})", facts))
-            if fault.count >= FAULTS_MAX:
-                evicted[fault.node] = f"{fault.count} of its updates were bad, and others computed them well"
+        for update, count in self._norm_check.complete(step, shares):
+            text = f"others computed {update.where} well: it was {update.node}'s fault"
+            facts = {"node": update.node, "faults": count}
+            effects.append(ev.Note("fault", f"{text} ({count} of {FAULTS_MAX})", facts))
+            if count >= FAULTS_MAX:
+                evicted[update.node] = f"{count} of its updates were bad, and others computed them well"
         return effects, evicted

@@ -10,6 +10,8 @@ Knows no tensors and no clock.
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from w5xde.control.steps.cut import UsualNorms
@@ -110,15 +112,6 @@ class RejectedUpdate:
     where: str
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A rejected update whose batches others computed correctly, with its node's running fault count."""
-
-    node: str
-    where: str
-    count: int
-
-
 @dataclass(slots=True)
 class _DoubtedStep:
     """A step of which updates were rejected."""
@@ -134,11 +127,11 @@ class NormCheck:
     def __init__(self, limits: NormLimits) -> None:
         self.limits = limits
         self._steps: dict[int, _DoubtedStep] = {}
-        self._faults: dict[str, int] = {}
+        self._faults: Counter[str] = Counter()
 
     def joined(self, node: str) -> None:
         """Forget the faults of a node that was evicted for them and is allowed in again."""
-        if self._faults.get(node, 0) >= FAULTS_MAX:
+        if self._faults[node] >= FAULTS_MAX:
             del self._faults[node]
 
     def check(self, lease: Lease, norm: float, *, is_verified: bool = False) -> str:
@@ -155,7 +148,7 @@ class NormCheck:
                 return f"its norm is {mean:.3g}, and {limit:.3g} is the most that is believed"
             self.limits.widen(mean, batches)
         self.limits.learn(mean, batches)
-        doubted = self._steps.get(lease.step.index) if self._steps else None
+        doubted = self._steps.get(lease.step.index)
         if doubted is not None:
             doubted.accepted[lease.span] = mean
         return ""
@@ -169,8 +162,8 @@ class NormCheck:
 
     def _too_large(self, lease: Lease) -> list[RejectedUpdate]:
         """Return the updates for the same batches that were rejected only for their norm."""
-        doubted = self._steps.get(lease.step.index)
-        if doubted is None or not self.limits.is_auto:
+        doubted = self._steps.get(lease.step.index) if self.limits.is_auto else None
+        if doubted is None:
             return []
         return [each for each in doubted.rejected if each.span == lease.span and each.norm < math.inf]
 
@@ -188,17 +181,16 @@ class NormCheck:
         update = RejectedUpdate(lease.node, lease.span, _mean_norm(lease, norm), lease.where)
         doubted.rejected.append(update)
 
-    def complete(self, step: int, shares: list[Share]) -> list[Fault]:
-        """Forget a step that is complete; return the rejected updates whose batches are all good."""
-        doubted = self._steps.pop(step, None)
-        if doubted is None:
-            return []
-        found = []
+    def complete(self, step: int, shares: list[Share]) -> Iterator[tuple[RejectedUpdate, int]]:
+        """Forget a step that is complete; yield faults: rejected updates whose batches are all good.
+
+        Each comes with the number of faults of its node so far.
+        """
+        doubted = self._steps.pop(step, _DoubtedStep())
         for update in doubted.rejected:
             if _is_at_fault(update, doubted, shares):
-                count = self._faults[update.node] = self._faults.get(update.node, 0) + 1
-                found.append(Fault(update.node, update.where, count))
-        return found
+                self._faults[update.node] += 1
+                yield update, self._faults[update.node]
 
     def has_rejected(self, step: int) -> bool:
         """Return whether an update for this step was rejected."""

@@ -34,9 +34,8 @@ class Verification:
         self._share = share
         self._chance = chance
         self._leases = leases
-        self._chosen: set[int] = set()
-        # The norms of answers that are being verified.
-        self._waiting: dict[int, float] = {}
+        # Leases to verify, and the norms of their answers once these are being verified.
+        self._chosen: dict[int, float | None] = {}
         self._lent: Counter[str] = Counter()
         self._applied: Counter[str] = Counter()
 
@@ -47,9 +46,9 @@ class Verification:
             for lease in leases
             if self._is_chosen(lease) or self._norm_check.needs_coordinator(lease, is_alone=is_alone)
         ]
-        self._chosen.update(chosen)
+        self._chosen.update(dict.fromkeys(chosen))
         if len(self._chosen) > _CHOSEN_MAX:
-            self._chosen = {number for number in self._chosen if self._leases.holds(number)}
+            self._chosen = {each: norm for each, norm in self._chosen.items() if self._leases.holds(each)}
         return chosen
 
     def _is_chosen(self, lease: Lease) -> bool:
@@ -70,15 +69,13 @@ class Verification:
 
     def begin(self, lease: int, norm: float) -> bool:
         """Start to verify an answer; return False if that was started before."""
-        if lease in self._waiting:
-            return False
-        self._waiting[lease] = norm
-        return True
+        is_new = self._chosen[lease] is None
+        self._chosen[lease] = norm
+        return is_new
 
     def end(self, lease: int) -> float:
         """Finish verifying an answer; return its norm."""
-        self._chosen.discard(lease)
-        return self._waiting.pop(lease, 0.0)
+        return self._chosen.pop(lease, None) or 0.0
 
     def count(self, event: ev.Verified, progress: Progress) -> list[ev.Effect]:
         """Count the batches of an answer that is not wrong; report it if it could not be computed again."""

@@ -8,7 +8,6 @@ which bounds the versions kept. Decides nothing: the core hears what was found.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from w5xde.config import Settings
 from w5xde.control import events as ev
@@ -23,14 +22,6 @@ from w5xde.learn.train.trainer import Task
 from w5xde.learn.trust.recompute import Opinion, Recomputer, task_of
 from w5xde.runtime.system.actor import Actor
 from w5xde.tree import Span, batch_seed
-
-
-@dataclass(slots=True)
-class _Sent:
-    """A lease that will be verified, as it was sent."""
-
-    version: int
-    batches: list[Packed]
 
 
 class Recheck:
@@ -53,7 +44,8 @@ class Recheck:
         )
         self._is_outstanding = is_outstanding
         self._verified = verified
-        self._sent: dict[int, _Sent] = {}
+        # The version and the batches that each lease was sent with.
+        self._sent: dict[int, tuple[int, list[Packed]]] = {}
         self._params: dict[int, memoryview] = {}
         self._recomputer: Recomputer | None = None
 
@@ -64,17 +56,17 @@ class Recheck:
 
     def sent(self, version: int, lease: Lease, batches: list[Packed]) -> None:
         """A lease that will be verified was sent, with a version that is kept."""
-        self._sent[lease.id] = _Sent(version, batches)
+        self._sent[lease.id] = (version, batches)
 
     def verify(self, effect: ev.Verify, answer_to: Callable[[int], list[Contribution] | None]) -> None:
         """Compute the lease again and report how the answer compares."""
         lease = effect.lease
-        sent, given = self._sent[lease.id], answer_to(lease.id)
+        (version, batches), given = self._sent[lease.id], answer_to(lease.id)
         if given is None:
             raise LookupError(f"lease {lease.id} is to be verified, and its answer is not here")
-        params = self._params[sent.version]
+        params = self._params[version]
         self._actor.call(
-            lambda: self._compare(lease, given, params, sent.batches),
+            lambda: self._compare(lease, given, params, batches),
             lambda opinion: self._done(lease, opinion),
         )
 
@@ -86,7 +78,7 @@ class Recheck:
     def _forget(self) -> None:
         """Drop leases that ended without an answer, and versions that no lease needs."""
         self._sent = {number: sent for number, sent in self._sent.items() if self._is_outstanding(number)}
-        needed = {sent.version for sent in self._sent.values()}
+        needed = {version for version, _ in self._sent.values()}
         self._params = {version: params for version, params in self._params.items() if version in needed}
 
     def _compare(
