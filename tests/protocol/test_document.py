@@ -11,7 +11,7 @@ from w5xde.control.pool import connection_limits as doorman
 from w5xde.control.pool.members import BEAT_SECONDS, SILENCE_SECONDS
 from w5xde.messages import ENTRIES_MAX, NODE_NAME_PATTERN, PROTOCOL_VERSION
 from w5xde.protocol.wire import GREETING_LIMITS, WIRE_VERSION
-from w5xde.runtime.coordinator.canary_check import PROVING_FACTOR, PROVING_SECONDS_MIN
+from w5xde.runtime.coordinator.canary_check import CHECK_FACTOR, CHECK_SECONDS_MIN
 from w5xde.runtime.coordinator.peer import (
     GREETING_SECONDS,
     SLOW_BYTES_PER_SECOND,
@@ -38,7 +38,7 @@ SENTENCES = [
     f"`Welcome` at most {WELCOME_LIMITS.values_max:,} MessagePack values",
     f"at most {expected.META_BYTES_MAX:,}, and 1/{expected.GROWTH} of that part",
     f"more than {expected.WAITING_MAX} messages",
-    f"{PROVING_FACTOR:,.0f} times what the canary took here, if longer | {PROVING_SECONDS_MIN:.0f} |",
+    f"{CHECK_FACTOR:,.0f} times what the canary took here, if longer | {CHECK_SECONDS_MIN:.0f} |",
     f"| between two beats, from `Welcome` on | {BEAT_SECONDS:.0f} |",
     f"| from a node's first packet until its greeting was accepted | {doorman.STRANGER_SECONDS:.0f} |",
     f"| silence of a node between `Welcome` and `Ready` | {GREETING_SECONDS:.0f} |",

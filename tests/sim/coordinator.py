@@ -122,7 +122,7 @@ class SimulatedCoordinator:
             peers=self,
             batches=FakeBatches(self),
             model=cast(ModelPorts, model),
-            recheck=FakeRecheck(self),
+            verifier=FakeRecheck(self),
         )
         budget_bytes = BUDGET_UPDATES * scenario.vector_bytes
         self._pipeline = WatchedPipeline(self.core, self.journal, ports, Meters(), self, budget_bytes)
@@ -157,6 +157,8 @@ class SimulatedCoordinator:
             save_steps=scenario.save_steps,
             logs_steps=self.journal.steps is not None,
             max_update_norm=scenario.max_update_norm,
+            # Honest norms are about 1.
+            own_norm=1.0,
             verify=scenario.verify,
             is_large=scenario.is_large,
             stretches=scenario.stretches,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from w5xde.control.steps.cut import Accounts
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import StepWork
 from w5xde.control.steps.plan import Cursor, Plan
+from w5xde.control.trust.norm_limits import NormLimits
 from w5xde.control.uploads import UploadQueue
 from w5xde.learn.step.sums import TreeSums
 from w5xde.messages import Answer
@@ -258,6 +260,12 @@ ANSWERED, REPORT, FOLD = Updates._answered, Steps._report, Steps.fold
 LEND, SEND_PARAMETERS, SEND_WORK = Lending.lend, Lending._send_parameters, Lending._send_work
 SYNC_FOLDER, SETTLE, BEGIN = VirtualDisk.sync_folder, VirtualDisk.settle, StepLog.begin
 
+
+def believes_the_verified(self: CoordinatorCore, event: ev.Verified, now: float) -> list[ev.Effect]:
+    norm = self._verification.end(event.lease)
+    return self._accept(event.node, event.lease, norm, now, verified=True)
+
+
 BUGS = {
     "give_back forgets": Bug(StepWork, "give_back", lambda self, span, leases: 0, "is lost"),
     "failed batches are forgotten": Bug(StepWork, "failed", lambda self, span, node, leases: None, "is lost"),
@@ -290,7 +298,7 @@ BUGS = {
     ),
     "an upload never ends": Bug(UploadQueue, "end", forgets_that_an_upload_ended, "not finished|at a time"),
     "an update that was thrown away counts": Bug(
-        Updates, "_checked", believes_what_was_thrown_away, "KeyError|without its update"
+        Updates, "_checked", believes_what_was_thrown_away, "KeyError|its answer is not here"
     ),
     "failed answers are forgotten": Bug(
         Updates, "_answered", forgets_failed_answers, "not finished|still here|outstanding"
@@ -330,6 +338,10 @@ BUGS = {
     "a step is durable before it is logged": Bug(
         Steps, "_log", logs_steps_after_the_core_heard, "were durable"
     ),
+    "the first update is believed, however large": Bug(
+        NormLimits, "_guess", lambda self, size: math.inf, "a lie is folded"
+    ),
+    "a verified answer is not compared": Bug(CoordinatorCore, "_verified", believes_the_verified, "a lie is"),
     # --- what must survive
     "what was undone is forgotten": Bug(
         Plan, "resume", forgets_what_was_undone, "all done|hole|not finished"

@@ -199,6 +199,10 @@ class View(Watcher):
         if s["robust"] != "off":
             short = f"{s['degraded_steps']:,} of the steps had fewer nodes than that takes"
             self.say(f"  robust {s['robust']}: {short}; the weights depend on who computed what")
+        if s["verified_batches"] or s["unverified_batches"]:
+            self.say(
+                f"  {s['verified_batches']:,} batches verified, {s['unverified_batches']:,} could not be"
+            )
         self.say(f"  weights sha256 {s['weights_sha256'][:16]}…  in  {result.folder / 'model.safetensors'}")
 
     def show_audit(self, report: AuditReport) -> None:

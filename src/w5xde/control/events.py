@@ -69,11 +69,12 @@ class Failed:
 
 @dataclass(slots=True)
 class Verified:
-    """What a node gave for a lease was computed again: whether it is right, and if not, what is wrong."""
+    """The coordinator computed a lease again: what is wrong with the answer, or why it cannot tell."""
 
     node: str
     lease: int
     wrong: str = ""
+    unknown: str = ""
 
 
 @dataclass(slots=True)

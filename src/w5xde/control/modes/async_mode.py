@@ -40,11 +40,16 @@ class Async(Mode):
         staleness: int | None,
         *,
         stretches: bool = False,
+        spare_frames: int = 1,
     ) -> None:
-        """With `stretches` the steps of a frame, of one batch each, are one lease."""
+        """With `stretches` the steps of a frame, of one batch each, are one lease.
+
+        A node holds the frame that it computes, and `spare_frames` more.
+        """
         super().__init__(plan, members, leases)
         self._bound = staleness
         self._stretches = stretches
+        self._spare_frames = spare_frames
         self._works: dict[int, StepWork] = {}
         self._applying: set[int] = set()
         self._again: deque[StepWork] = deque()
@@ -148,7 +153,7 @@ class Async(Mode):
             # What came back may be for somebody else to try, who would not be in turn.
             for one in [member] if self._again else self.members.in_turn([member], now):
                 found += self._fill(one, version, now)
-                if self._held_steps(one) <= self._frame_steps(one):
+                if self._held_steps(one) <= self._spare_frames * self._frame_steps(one):
                     unserved.append(one)
         for member in unserved:
             self._waiting[member.name] = member
@@ -158,7 +163,7 @@ class Async(Mode):
         """As many frames as the member can hold, and as there is room for."""
         found: list[list[Lease]] = []
         frame = self._frame_steps(member)
-        while self._held_steps(member) <= frame:
+        while self._held_steps(member) <= self._spare_frames * frame:
             room = self._room(version, now)
             if room < frame and (member.pending or room < 1):
                 break

@@ -24,6 +24,9 @@ class Progress:
     durable_steps: int = 0
     # Steps with fewer nodes than their robust mean needs.
     degraded_steps: int = 0
+    # Batches in answers that the coordinator computed again, and in those that it chose and could not.
+    verified_batches: int = 0
+    unverified_batches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,16 @@ class Accounts:
         return deepcopy(self)
 
 
+@dataclass(slots=True)
+class UsualNorms:
+    """The usual norms of updates, by the size of their span: medians, or the first norms until then."""
+
+    # An update this many times as large as usual is doubted.
+    factor: float
+    medians: dict[int, float] = field(default_factory=dict)
+    first: dict[int, list[float]] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """The core's part of a checkpoint, after `version` steps."""
@@ -97,3 +110,5 @@ class Cut:
     accounts: Accounts
     # Seconds of training, in all lives of the coordinator.
     seconds: float = 0.0
+    # None in checkpoints that were written before norms were kept.
+    usual_norms: UsualNorms | None = None

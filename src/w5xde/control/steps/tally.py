@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from w5xde.control.events import Effect, Finish, Note, Step
-from w5xde.control.steps.cut import Accounts, Aside, Cut, Progress
+from w5xde.control.steps.cut import Accounts, Aside, Cut, Progress, UsualNorms
 from w5xde.control.steps.plan import Cursor, StepPlan
 from w5xde.control.trust.quorum import Quorum
 
@@ -89,7 +89,14 @@ class Tally:
         progress.epochs += 1
         return True
 
-    def cut(self, version: int, cursor: Cursor, undone: Iterable[StepPlan], seconds: float) -> Cut:
+    def cut(
+        self,
+        version: int,
+        cursor: Cursor,
+        undone: Iterable[StepPlan],
+        seconds: float,
+        norms: UsualNorms | None = None,
+    ) -> Cut:
         """Return the state after all decided steps; `undone`: steps that are planned and not decided."""
         progress, accounts = replace(self.progress), self.accounts.copy()
         for step in self._applying.values():
@@ -99,7 +106,7 @@ class Tally:
         # An undone step tries all its batches again, also those set aside.
         again = {key for plan in steps for key in plan.keys}
         accounts.aside = [each for each in accounts.aside if (each.epoch, each.batch) not in again]
-        return Cut(version, progress, cursor, steps, accounts, seconds)
+        return Cut(version, progress, cursor, steps, accounts, seconds, norms)
 
     def _count(self, step: Step, progress: Progress, accounts: Accounts) -> None:
         """Add a step to the counts."""

@@ -30,7 +30,7 @@ from w5xde.runtime.coordinator.parameters import ParameterEncoder
 from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.coordinator.pipeline import Pipeline
 from w5xde.runtime.coordinator.ports import ModelPorts, Ports
-from w5xde.runtime.coordinator.recheck import Verifier
+from w5xde.runtime.coordinator.recheck import Recheck
 from w5xde.runtime.coordinator.steps import Applied
 from w5xde.runtime.coordinator.updates import ARRIVING_PART, Updates
 from w5xde.runtime.durable.journal import Journal
@@ -131,10 +131,9 @@ class Coordinator:
             inline=self._learner.route.is_inline,
             prepare=lambda: use_threads(self._settings.threads),
         )
-        self._verifier = Verifier(
+        self._recheck = Recheck(
             self._prepared,
             self._settings,
-            self._actor,
             lambda lease: self._view.lease(lease) is not None,
             self._broke,
             self.dispatch,
@@ -146,7 +145,7 @@ class Coordinator:
             peers=self._peers,
             batches=self._loader,
             model=ModelPorts(self._learner, self._prepared.sums, self._reader, parameters),
-            recheck=self._verifier,
+            verifier=self._recheck,
         )
         budget_bytes = available_bytes() * ARRIVING_PART
         self._pipeline = Pipeline(self._core, self._keeper, ports, self.meters, self, budget_bytes)
@@ -174,7 +173,7 @@ class Coordinator:
         door.close()
         self._loader.stop()
         self._actor.stop()
-        self._verifier.stop()
+        self._recheck.stop()
         self._writer.stop()
         self._evaluator.stop()
 

@@ -35,7 +35,7 @@ from w5xde.protocol.wire import Body, Limits
 from w5xde.runtime.admission.bans import Bans
 from w5xde.runtime.admission.gatekeeper import Admission, Gatekeeper
 from w5xde.runtime.admission.register import Refused
-from w5xde.runtime.coordinator.canary_check import Proving
+from w5xde.runtime.coordinator.canary_check import CanaryCheck
 from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.coordinator.updates import Updates
 from w5xde.runtime.net.connection import Connection, Owner
@@ -79,7 +79,7 @@ class Peers:
         vector_bytes_max: int,
         configure: Callable[[Any], None],
         entry: Gatekeeper,
-        proving: Proving,
+        proving: CanaryCheck,
     ) -> None:
         self.entry = entry
         self.doorman = Doorman()

@@ -71,7 +71,7 @@ class Pipeline:
         )
         reports = StepReports(self._applied, self.dispatch, around.learner_broke)
         self.steps = Steps(ports, self.view, journal, meters, reports)
-        self._recheck = ports.recheck
+        self._verifier = ports.verifier
         self._kept_meters = meters.kept
         self._events: deque[ev.Event] = deque()
         self._is_dispatching = False
@@ -124,7 +124,10 @@ class Pipeline:
 
     def _verify(self, effect: ev.Verify) -> None:
         lease = effect.lease
-        self._recheck.verify(lease, self.updates.look_at(lease.node, lease.id))
+        given = self.updates.look_at(lease.node, lease.id)
+        if given is None:
+            raise LookupError(f"lease {lease.id} is to be verified, and its answer is not here")
+        self._verifier.verify(lease, given)
 
     def _reopen(self, effect: ev.Reopen) -> None:
         self.steps.reopen(effect)

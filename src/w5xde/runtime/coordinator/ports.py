@@ -46,7 +46,7 @@ class Batches(Protocol):
     def release(self, keys: list[Key]) -> None: ...
 
 
-class Stepper(Protocol):
+class StepMaker(Protocol):
     """The learner: makes optimizer steps from sums. Used only where `Tasks` calls."""
 
     @property
@@ -89,22 +89,27 @@ class Parameters(Protocol):
     """Encodes the newest version for a peer. Used only where `Tasks` calls."""
 
     def get(self, peer: Peer, *, whole: bool) -> Snapshot: ...
+    def whole_copy(self) -> memoryview:
+        """Every parameter and buffer of the newest version, as bytes that do not change."""
 
 
-class Recheck(Protocol):
+class Verifier(Protocol):
     """Computes leases a second time, with `--verify`."""
 
-    def sent(self, peer: Peer, lease: Lease, batches: list[Packed]) -> None:
-        """This lease goes to a peer now, and its answer will be verified."""
+    def keep(self, version: int, params: memoryview) -> None:
+        """Keep the parameters of a version: leases that will be verified are about to be sent with it."""
 
-    def verify(self, lease: Lease, given: list[Contribution] | None) -> None:
+    def sent(self, version: int, lease: Lease, batches: list[Packed]) -> None:
+        """A lease that will be verified was sent, with a version that is kept."""
+
+    def verify(self, lease: Lease, given: list[Contribution]) -> None:
         """Compare this answer with our own; the core hears of it as `Verified`."""
 
 
 class ModelPorts(NamedTuple):
     """The model that is trained."""
 
-    learner: Stepper
+    learner: StepMaker
     sums: StepSums
     reader: Reader
     parameters: Parameters
@@ -119,4 +124,4 @@ class Ports:
     peers: PeerTable
     batches: Batches
     model: ModelPorts
-    recheck: Recheck
+    verifier: Verifier

@@ -25,7 +25,7 @@ from w5xde.learn.step.learner import Learner
 from w5xde.learn.step.sums import StepNotFinite
 from w5xde.messages import Welcome
 from w5xde.runtime.admission.gatekeeper import Gatekeeper
-from w5xde.runtime.coordinator.canary_check import Proving
+from w5xde.runtime.coordinator.canary_check import CanaryCheck
 from w5xde.runtime.coordinator.peers import Host, Peers
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.resume import Restored
@@ -72,6 +72,7 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         save_steps=settings.save_steps,
         logs_steps=settings.durability == "step",
         max_update_norm=str(settings.max_update_norm),
+        own_norm=prepared.own_norm,
         verify=settings.verify,
         is_large=prepared.learner.route.is_large,
         stretches=_may_stretch(prepared.learner, settings),
@@ -116,7 +117,7 @@ def open_reception(
         vector_bytes_max=reader.body_bytes_max,
         configure=lambda sock: configure(sock, settings),
         entry=Gatekeeper(recorder.folder, recorder.facts["id"], settings),
-        proving=Proving(prepared),
+        proving=CanaryCheck(prepared, verifies=settings.verify > 0),
     )
 
 

@@ -267,6 +267,8 @@ class Meters:
             memory_pss_bytes=self.memory_pss_bytes,
             robust=settings.robust,
             degraded_steps=progress.degraded_steps,
+            verified_batches=progress.verified_batches,
+            unverified_batches=progress.unverified_batches,
             nodes=[node.row(total) for node in self.nodes.values()],
         )
 
@@ -279,6 +281,8 @@ class Meters:
             "durable_steps": status.durable_steps,
             "robust": status.robust,
             "degraded_steps": status.degraded_steps,
+            "verified_batches": status.verified_batches,
+            "unverified_batches": status.unverified_batches,
             "bad_batches": [
                 {"epoch": each.epoch + 1, "batch": each.batch, "reason": each.reason, "nodes": each.nodes}
                 for each in aside
