@@ -196,14 +196,9 @@ def _run_prepared(
         _run(coordinator.run(opened), coordinator.stop)
     finally:
         watcher.ended()
-        if coordinator.address:
-            try:
-                summary = coordinator.conclude()
-            finally:
-                recorder.close()
-        else:
+        if not coordinator.address:
             recorder.discard()
-    return Result(prepared.learner.flat.module, summary, recorder.folder, coordinator.reason)
+    return Result(prepared.learner.flat.module, coordinator.summary, recorder.folder, coordinator.reason)
 
 
 def _open_folder(named: _Named, settings: Settings) -> Recorder:

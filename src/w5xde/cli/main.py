@@ -22,7 +22,7 @@ from msgspec import Meta
 import w5xde
 from w5xde.cli.ticket_command import add_ticket_parser, run_ticket, take_asked
 from w5xde.config import COMMAND_DEFAULTS, COMMAND_SETTINGS, Settings, field_types
-from w5xde.errors import UsageError, W5xdeError
+from w5xde.errors import TrainingError, UsageError, W5xdeError
 from w5xde.runs import find_run, read_manifest
 from w5xde.sanitize import to_json
 from w5xde.setting_sources import resolve
@@ -271,7 +271,14 @@ def _run(arguments: list[str]) -> int:
     else:
         settings = resolve(command, given, environment=os.environ, folder=Path.cwd())
     with results_to(settings.json) as out:
-        summary = _PERFORM[command](settings, **places)
+        try:
+            summary = _PERFORM[command](settings, **places)
+        except TrainingError as error:
+            # What the run came to all the same: which weights were kept, and how far it got.
+            if settings.json and error.summary:
+                facts = {"error": error.what, "code": error.code}
+                print(to_json({**error.summary, **facts}), file=out, flush=True)
+            raise
         if settings.json:
             print(to_json(summary), file=out, flush=True)
     is_well = summary.get("clean", True) and summary.get("healthy", True)

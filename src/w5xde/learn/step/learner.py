@@ -56,14 +56,7 @@ class _Readers:
 
 
 class Spoiled(ArithmeticError):
-    """A step that would leave numbers that are not finite.
-
-    If it `is_undone`, the state is what it was before, and the version too.
-    """
-
-    def __init__(self, what: str, *, is_undone: bool) -> None:
-        super().__init__(what)
-        self.is_undone = is_undone
+    """A step that would leave numbers that are not finite. `Learner.is_whole` says whether it was undone."""
 
 
 class Learner:
@@ -74,6 +67,9 @@ class Learner:
     ) -> None:
         self.flat = flat
         self.version = 0
+        # False from the first change of a step to its last, and for good if one broke and cannot be undone:
+        # then this is a mixture of two steps, or not finite, and nothing may be made of it.
+        self.is_whole = True
         self.optimizer = optimizer
         self.scheduler = scheduler
         self._clip_norm = clip_norm
@@ -196,7 +192,7 @@ class Learner:
     def _total(self, step: int, batches: int, contribution: Contribution) -> Total:
         is_tame = contribution.norm < TAME_NORM and (batches == 1 or not self._drifting)
         if not is_tame and not self.gauge.is_finite(contribution.vector):
-            raise Spoiled(f"the gradient of step {step + 1} is not finite", is_undone=True)
+            raise Spoiled(f"the gradient of step {step + 1} is not finite")
         return Total(batches, contribution)
 
     @property
@@ -217,17 +213,24 @@ class Learner:
     def apply(self, wholes: list[Total]) -> list[float]:
         """Step the optimizer, for each of a stretch. Returns the sum of the losses of each step's samples.
 
-        If a parameter, a buffer or the optimizer's state is not finite then, all of it is undone: `Spoiled`.
+        If the optimizer raises, or a parameter, a buffer or the optimizer's state is not finite then
+        (`Spoiled`), all of it is undone if that is possible.
         """
         if self.scheduler is not None and len(wholes) > 1:
             raise ValueError("a schedule wants to know of each step before the next")
         if self._undo is not None:
             self._undo.keep(self._stepper.tensors, self.version)
-        self._step_all(wholes)
-        self._require_sound(max([whole.contribution.norm for whole in wholes]), len(wholes))
+        self.is_whole = False
+        try:
+            self._step_all(wholes)
+            self._require_finite(max([whole.contribution.norm for whole in wholes]), len(wholes))
+        except (Exception, SystemExit):
+            self._go_back(self.version)
+            raise
         if self.scheduler is not None:
             self.scheduler.step()
         self.version += len(wholes)
+        self.is_whole = True
         return [whole.contribution.loss_sum for whole in wholes]
 
     def apply_all(self, steps: list[list[Total]]) -> tuple[list[list[float]], BaseException | None]:
@@ -237,25 +240,37 @@ class Learner:
         """
         undo, version = self._undo, self.version
         losses: list[list[float]] = []
-        try:
-            if undo is not None and self.scheduler is None and len(steps) > 1:
-                undo.keep(self._stepper.tensors, version)
+        if undo is not None and self.scheduler is None and len(steps) > 1:
+            undo.keep(self._stepper.tensors, version)
+            self.is_whole = False
+            try:
                 for wholes in steps:
                     self._step_all(wholes)
                     self.version += len(wholes)
                     losses.append([whole.contribution.loss_sum for whole in wholes])
                 if undo.is_sound(self._stepper.tensors, self.version):
+                    self.is_whole = True
                     return losses, None
-                if not undo.is_possible:
-                    return [], self._spoiled(is_undone=False)
-                undo.back()
-                self.version = version
-                losses.clear()
+                wrong: BaseException = self._spoiled()
+            except (Exception, SystemExit) as error:
+                wrong = error
+            self._go_back(version)
+            losses.clear()
+            if not self.is_whole:
+                return losses, wrong
+        try:
             # One by one: those before the one that fails are made.
             losses.extend(map(self.apply, steps))
         except (Exception, SystemExit) as error:
             return losses, error
         return losses, None
+
+    def _go_back(self, version: int) -> None:
+        """Undo what was begun after this version; the learner is whole then, if it can be undone."""
+        if self._undo is not None and self._undo.is_possible:
+            self._undo.back()
+            self.flat.reclaim()
+            self.version, self.is_whole = version, True
 
     def _step_all(self, wholes: list[Total]) -> None:
         """One step after another; where nobody could look in between, without putting each in place first."""
@@ -300,20 +315,20 @@ class Learner:
             for parameter in self._parameters:
                 parameter.grad = None
 
-    def _require_sound(self, norm: float, steps: int) -> None:
-        """The optimizer has stepped: go back if it left anything that is not finite."""
+    def _require_finite(self, norm: float, steps: int) -> None:
+        """The optimizer has stepped: all that it changed must be finite."""
         undo = self._undo
-        if undo is None:
-            if not self._is_sound(norm):
-                raise self._spoiled(is_undone=False)
-        elif not undo.is_sound(self._stepper.tensors, self.version + steps):
-            if undo.is_possible:
-                undo.back()
-            raise self._spoiled(is_undone=undo.is_possible)
+        if not (
+            self._is_sound(norm)
+            if undo is None
+            else undo.is_sound(self._stepper.tensors, self.version + steps)
+        ):
+            raise self._spoiled()
 
-    def _spoiled(self, *, is_undone: bool) -> Spoiled:
-        what = f"step {self.version + 1} made the weights or the optimizer's state infinite or not a number"
-        return Spoiled(what, is_undone=is_undone)
+    def _spoiled(self) -> Spoiled:
+        return Spoiled(
+            f"step {self.version + 1} made the weights or the optimizer's state infinite or not a number"
+        )
 
     def _is_sound(self, norm: float) -> bool:
         """Of a large model: one pass over the parameters, and over the rest only if the gradient was wild."""

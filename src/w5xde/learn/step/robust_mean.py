@@ -71,7 +71,7 @@ class RobustSums:
         vector = self._middle(voices)
         norm = self._learner.gauge.norm(vector)
         if norm == math.inf:
-            raise Spoiled(f"the gradient of step {step + 1} is not finite", is_undone=True)
+            raise Spoiled(f"the gradient of step {step + 1} is not finite")
         loss_sum = sum(voice.loss_sum for voice in voices)
         return Total(len(sizes), Contribution(vector, self._absent(voices), loss_sum, norm))
 

@@ -24,14 +24,14 @@ from w5xde.errors import TrainingError
 from w5xde.learn.job.coordinator_setup import Prepared
 from w5xde.learn.job.job import describe
 from w5xde.learn.model.device import use_threads
-from w5xde.learn.step.checkpoint import model_file
 from w5xde.runtime.coordinator import setup as begin
-from w5xde.runtime.coordinator.ending import keep_last
+from w5xde.runtime.coordinator.ending import SavedModel, save_checkpoint, save_model
 from w5xde.runtime.coordinator.evaluator import Evaluator
 from w5xde.runtime.coordinator.lending import LendingDesk
 from w5xde.runtime.coordinator.loader import Loader
 from w5xde.runtime.coordinator.parameters import Snapshots
 from w5xde.runtime.coordinator.peer import Peer
+from w5xde.runtime.coordinator.peers import PARTING_SECONDS
 from w5xde.runtime.coordinator.recheck import Verifier
 from w5xde.runtime.coordinator.steps import Applied, StepOwner, Stepping
 from w5xde.runtime.coordinator.updates import Intake
@@ -51,8 +51,9 @@ METRICS_SECONDS = 1.0
 # What is decided for the learner, and done together if it comes together.
 LEARNERS = (ev.Fold, ev.Step, ev.SetAside, ev.Reopen)
 EVENTS_KEPT = 200
-# How long a second Ctrl-C waits for a checkpoint that is being written.
-IMPATIENCE_SECONDS = 3.0
+# A second Ctrl-C stops within three seconds, and the process needs some of them to end: how long it waits for
+# everything, and how much of that nodes get to read their goodbye.
+STOP_NOW_SECONDS, HURRIED_PARTING_SECONDS = 2.0, 0.5
 
 
 class Coordinator:
@@ -74,7 +75,6 @@ class Coordinator:
         self._audience = Audience(callbacks, lambda text: self._say("callback failed", text))
         self._keeper = keeper
         self._restored = restored
-        self._is_whole = True
         cut = restored.cut if restored is not None else None
         self._core = begin.build_core(prepared, settings, keeper.life, cut)
         self._loader = Loader(prepared.source, settings, begin.start_of(self._core.plan))
@@ -96,11 +96,18 @@ class Coordinator:
         self._untold: deque[list[Applied]] = deque()
         self._finish: ev.Finish | None = None
         self._seconds = 0.0
+        self._saved: SavedModel | None = None
+        self._has_ledger_ended = False
+        # What --json prints; empty until the run is over.
+        self.summary: dict[str, Any] = {}
 
     # --- life -------------------------------------------------------------------------------------
 
     async def run(self, opened: Callable[[str, int], None]) -> None:
-        """Listen, train, and part with everybody. `opened(host, port)` is called once nodes may join."""
+        """Listen, train, and end in order. `opened(host, port)` is called once nodes may join.
+
+        Whoever cancels this stops the run now: nothing more is saved. Raises TrainingError if training broke.
+        """
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
         self._loop.set_exception_handler(self._our_bug)
@@ -125,11 +132,17 @@ class Coordinator:
             self._audience.tell(lambda callback: callback.on_start(self.status()))
             opened(host, port)
             await self._over.wait()
+            # What was decided before the end is still applied.
             await self._actor.drain()
+            await self._part(door, PARTING_SECONDS)
+            await self._conclude()
+        except BaseException:
+            await self._stop_now(door)
+            raise
         finally:
-            await self._part(door)
+            self._stop_threads()
         if self._finish is not None and self._finish.error:
-            raise TrainingError.because(self._finish.error)
+            raise TrainingError.because(self._finish.error, self.summary)
 
     def _assemble(self) -> None:
         """Everybody who works for us, and who performs which effect."""
@@ -195,21 +208,71 @@ class Coordinator:
             ev.Finish: self._finished,
         }
 
-    async def _part(self, door: Door) -> None:
-        # Nothing else writes when the end is written; but one who wants to stop now is not kept waiting.
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._writer.drain(), None if self.is_over else IMPATIENCE_SECONDS)
+    # --- the end ----------------------------------------------------------------------------------
+
+    async def _part(self, door: Door, seconds: float) -> None:
+        """Lend nothing more, and say goodbye to the nodes, who get this long to hang up."""
         door.stop_accepting()
         self._ticker.cancel()
         self._seconds = self.seconds()
         self._accountant.count(self._loop.time())
-        await self._reception.close(self.reason or "stopped")
+        await self._reception.close(self.reason or "stopped", seconds)
         door.close()
+
+    async def _conclude(self) -> None:
+        """Save the newest good weights, evaluate them, and sum up."""
+        write = self._writer.result_of
+        await self._writer.drain()
+        self._evaluator.forget()
+        # Saved first: whatever the evaluation does, what was learned is kept.
+        saved = self._saved = await write(lambda: save_model(self._learner, self._keeper, self._recorder))
+        if saved.note:
+            self._storage_note(saved.note)
+        if saved.step is not None and self._settings.checkpoint_every != "off":
+            now = self._loop.time()
+            failure = await write(
+                lambda: save_checkpoint(self._keeper, self._core, self._learner.version, self.meters, now)
+            )
+            if failure:
+                self._storage_note(failure)
+        if saved.step is not None:
+            await self._evaluator.measure_last(self._settings.threads)
+        status = self.status()
+        self.summary = self.meters.summary(status, saved.sha256, self._core.accounts.aside)
+        self.summary["weights_step"] = saved.step
+        self._recorder.metrics(status.row())
+        await write(self._end_ledger)
+        facts = {"reason": self.reason, "result": self.summary, "ledger": self._keeper.head}
+        await write(lambda: self._recorder.manifest(facts))
+        await write(self._recorder.close)
+        self._audience.tell(lambda callback: callback.on_end(status, self.summary))
+
+    async def _stop_now(self, door: Door) -> None:
+        """Save nothing more, and leave what is on the disk as it is."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_NOW_SECONDS):
+                await self._part(door, HURRIED_PARTING_SECONDS)
+                if self._saved is None:
+                    self._note(ev.Note("stopped", f"no model is saved; {self._keeper.store.last_good}"))
+                if self.address and not self._has_ledger_ended:
+                    await self._actor.drain()
+                    await self._writer.drain()
+                    await self._writer.result_of(self._end_ledger)
+
+    def _end_ledger(self) -> None:
+        self._has_ledger_ended = True
+        wrong = self._finish.error if self._finish is not None else "interrupted"
+        self._keeper.stop({"kind": "stop", "reason": self.reason, "error": wrong})
+
+    def _stop_threads(self) -> None:
         self._loader.stop()
         self._actor.stop()
         self._verifier.stop()
-        self._writer.stop()
         self._evaluator.stop()
+        if self.address:
+            # Behind whatever is still being written: until then nobody else may have the run.
+            self._writer.call(self._recorder.close)
+        self._writer.stop(cancels=False)
 
     def stop(self, reason: str) -> None:
         """Finish politely."""
@@ -317,9 +380,11 @@ class Coordinator:
         self._broke(context.get("exception") or RuntimeError(context["message"]))
 
     def _learner_broke(self, error: BaseException) -> None:
-        # Half a step may have been applied: what the learner holds now is not to be kept.
-        self._is_whole = False
-        self.dispatch(ev.Broke(f"{begin.words_for(error)}; {self._keeper.store.last_good}"))
+        reason = f"{begin.words_for(error)}; {self._keeper.store.last_good}"
+        if self._finish is not None:
+            # Decided before the end, applied after it: the run did not end in order after all.
+            self._finish = ev.Finish("", self._finish.error or reason)
+        self.dispatch(ev.Broke(reason))
 
     def _broke(self, error: BaseException) -> None:
         self.dispatch(ev.Broke(begin.words_for(error)))
@@ -371,24 +436,3 @@ class Coordinator:
             seconds=self.seconds(),
             batches_relent=self._core.mode.batches_relent,
         )
-
-    # --- the end ----------------------------------------------------------------------------------
-
-    def conclude(self) -> dict[str, Any]:
-        """Evaluate a last time, save the model, and sum up."""
-        # Saved first: whatever the evaluation does, what was learned is kept.
-        self._recorder.save_model(model_file(self._learner.flat.module))
-        if self.is_over and self._is_whole and self._settings.checkpoint_every != "off":
-            told = keep_last(self._keeper, self._core, self._learner.version, self.meters, self._loop.time())
-            if told:
-                self._storage_note(told)
-        if self.is_over:
-            self._evaluator.measure_last()
-        status = self.status()
-        summary = self.meters.summary(status, self._learner.weights_sha256(), self._core.accounts.aside)
-        self._recorder.metrics(status.row())
-        wrong = self._finish.error if self._finish is not None else "interrupted"
-        self._keeper.stop({"kind": "stop", "reason": self.reason, "error": wrong})
-        self._recorder.manifest({"reason": self.reason, "result": summary, "ledger": self._keeper.head})
-        self._audience.tell(lambda callback: callback.on_end(status, summary))
-        return summary

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from w5xde.learn.job.coordinator_setup import Prepared
+from w5xde.learn.model.device import use_threads
 from w5xde.learn.model.layout import FlatModel
 from w5xde.runtime.system.actor import Actor
 
@@ -24,6 +25,7 @@ class Evaluator:
         self._failed = failed
         self._actor = Actor("w5xde-evaluator", self._went_wrong, inline=False)
         self._is_busy = False
+        self._is_forgotten = False
 
     def measure(self, learner: Actor) -> None:
         """Evaluate the model as it is now; `learner` makes calls for the one who owns it."""
@@ -35,14 +37,23 @@ class Evaluator:
                 lambda raw: self._actor.call(lambda: self._measure(raw), self._measured),
             )
 
-    def measure_last(self) -> None:
-        """Evaluate the trained model itself, here and now."""
+    def forget(self) -> None:
+        """Drop what an evaluation under way will find: the model has changed since it began."""
+        self._is_forgotten = True
+
+    async def measure_last(self, threads: int) -> None:
+        """Evaluate the trained model itself, behind an evaluation under way."""
         evaluate, module = self._prepared.evaluate, self._prepared.learner.flat.module
         if evaluate is None:
             return
+
+        def measure() -> dict[str, float]:
+            use_threads(threads)
+            return evaluate(module)
+
         try:
-            self._found(evaluate(module))
-        except Exception as error:
+            self._found(await self._actor.result_of(measure))
+        except (Exception, SystemExit) as error:
             self._failed(error)
         module.train()
 
@@ -57,11 +68,13 @@ class Evaluator:
 
     def _measured(self, found: dict[str, float]) -> None:
         self._is_busy = False
-        self._found(found)
+        if not self._is_forgotten:
+            self._found(found)
 
     def _went_wrong(self, error: BaseException) -> None:
         self._is_busy = False
-        self._failed(error)
+        if not self._is_forgotten:
+            self._failed(error)
 
     def stop(self) -> None:
         self._actor.stop()

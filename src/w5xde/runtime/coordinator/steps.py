@@ -190,20 +190,22 @@ class Stepping:
         if cut is not None and totals:
             try:
                 done.append(self._apply(steps[0], totals[0], cut))
-            except Spoiled as error:
+            except (Exception, SystemExit) as error:
                 wrong = error
         elif totals:
             losses, broken = self._learner.apply_all(totals)
             wrong = broken or wrong
             for step, sums in zip(steps, losses, strict=False):
                 done.append(Applied(step, _losses(step, sums), is_durable=False))
-        if wrong is not None and not (isinstance(wrong, Spoiled) and wrong.is_undone):
+        if not self._learner.is_whole:
             return done, wrong
+        reason = str(wrong or "")
         for step in steps[len(done) :]:
             (self._robust or self._learner).drop(step.plan.index)
-            done.append(ev.Undone(step, str(wrong or "")))
-            wrong = None
-        return done, None
+            done.append(ev.Undone(step, reason))
+            reason = ""
+        # What is not finite may be a batch's fault, and is tried again; an optimizer that raises is not.
+        return done, None if isinstance(wrong, Spoiled) else wrong
 
     def _totals(self, steps: list[ev.Step]) -> tuple[list[list[Total]], BaseException | None]:
         """What the steps come to, as far as they can be made one after another; and what was wrong then."""

@@ -5,6 +5,7 @@ Only reads. Whether a run kept its promise can so be asked by anybody, also whil
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from w5xde.control.audit.auditor import Auditor
 from w5xde.control.audit.findings import Findings
 from w5xde.errors import StorageError
-from w5xde.runs import read_manifest
+from w5xde.runs import MODEL, read_manifest
 from w5xde.runtime.durable.checkpoints import Store
 from w5xde.runtime.durable.disk import Disk, RealDisk
 from w5xde.runtime.durable.ledger import Reading
@@ -28,6 +29,8 @@ class Report:
     findings: Findings
     # Version -> what is wrong with that checkpoint, or nothing.
     checkpoints: dict[int, str]
+    # After how many steps the weights in model.safetensors are; None if there is no file, or nobody said.
+    model_step: int | None = None
 
     @property
     def is_clean(self) -> bool:
@@ -36,11 +39,13 @@ class Report:
     def summary(self) -> dict[str, Any]:
         facts = asdict(self.findings)
         recorded = facts.pop("checkpoints")
+        del facts["models"]
         return {
             "run": self.run,
             "clean": self.is_clean,
             **facts,
             "aside": [{"epoch": epoch + 1, "batch": batch} for epoch, batch in self.findings.aside],
+            "model_step": self.model_step,
             "checkpoints_written": len(recorded),
             "checkpoints": {str(version): wrong or "whole" for version, wrong in self.checkpoints.items()},
         }
@@ -87,4 +92,15 @@ def audit_disk(disk: Disk, run: str, head: str = NOTHING) -> Report:
             found.violations.append(f"checkpoint step-{version:09} is of more steps than the ledger has")
         elif recorded is not None and recorded != hashes[version]:
             found.violations.append(f"checkpoint step-{version:09} is not the one that the ledger recorded")
-    return Report(run, found, checkpoints)
+    return Report(run, found, checkpoints, _model_step(disk, found))
+
+
+def _model_step(disk: Disk, found: Findings) -> int | None:
+    """After how many steps the model in the folder is; one that the run never saved is a violation."""
+    # Runs of before this was recorded say nothing of their model.
+    if not found.models or MODEL not in disk.names():
+        return None
+    step = found.models.get(hashlib.sha256(disk.read(MODEL)).hexdigest())
+    if step is None:
+        found.violations.append(f"{MODEL} is none of those that the run saved")
+    return step

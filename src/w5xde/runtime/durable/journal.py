@@ -219,19 +219,29 @@ class Keeper:
         self._scribe.add({"kind": "checkpoint", "version": cut.version, "sha256": written})
         self._dispatch(ev.Saved(cut.progress.steps))
 
-    def save_last(self, cut: Cut, facts: dict[str, Any]) -> str:
-        """A checkpoint of the end, now; returns why it could not be written, or nothing."""
+    def sync(self) -> str:
+        """Write and sync every record so far, now; returns why that is not possible, or nothing."""
         try:
             if not self.ledger.write(self._scribe.drain()):
-                # A checkpoint never outlives the ledger of its steps.
                 return "the ledger waits for the disk"
             self.ledger.sync()
-            state = self._capture()
-            sha256 = self._store(state, cut, facts, self.ledger.head)
         except OSError as error:
             return _reason(error)
-        except JobError as error:
-            return error.what
+        return ""
+
+    def save_last(self, cut: Cut, facts: dict[str, Any]) -> str:
+        """A checkpoint of the end, now; returns why it could not be written, or nothing."""
+        # A checkpoint never outlives the ledger of its steps.
+        error = self.sync()
+        if error:
+            return error
+        try:
+            state = self._capture()
+            sha256 = self._store(state, cut, facts, self.ledger.head)
+        except OSError as failure:
+            return _reason(failure)
+        except JobError as failure:
+            return failure.what
         self._scribe.add({"kind": "checkpoint", "version": cut.version, "sha256": sha256})
         return ""
 

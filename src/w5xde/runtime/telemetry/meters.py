@@ -270,7 +270,7 @@ class Meters:
             nodes=[node.row(total) for node in self.nodes.values()],
         )
 
-    def summary(self, status: RunStatus, weights_sha256: str, aside: list[Aside]) -> dict[str, Any]:
+    def summary(self, status: RunStatus, weights_sha256: str | None, aside: list[Aside]) -> dict[str, Any]:
         """What --json prints."""
         return {
             "run": status.run,
