@@ -16,22 +16,28 @@ from torch.utils.data import TensorDataset
 
 import w5xde
 
-# The optimizer's step, counted in this process, at which it breaks; 0: never.
-BREAK_AT = int(os.environ.get("TEST_BREAK_AT", "0"))
-# How it breaks: it raises, or it leaves numbers that are not finite.
-BREAK_HOW = os.environ.get("TEST_BREAK_HOW", "raises")
-# How long a step stands still when half of the parameters have moved.
-STEP_SECONDS = float(os.environ.get("TEST_STEP_SECONDS", "0"))
-EVALUATION_SECONDS = float(os.environ.get("TEST_EVALUATION_SECONDS", "0"))
 # Two matrices of this side each; above 1 MiB no copy of the model is kept to undo a step.
 LARGE, SMALL = 512, 4
+# Set by the optimizer's first step: what takes its time does so from then on, and starts are quick.
+has_begun = threading.Event()
 
-_sync, _sync_seconds = os.fsync, float(os.environ.get("TEST_SYNC_SECONDS", "0"))
-if _sync_seconds:
+
+def number(name: str) -> float:
+    return float(os.environ.get(f"TEST_{name}", "0"))
+
+
+def take_seconds(name: str) -> None:
+    """Stand still for as long as this variable says."""
+    if has_begun.is_set():
+        threading.Event().wait(number(name))
+
+
+if number("SYNC_SECONDS"):
+    quick_sync = os.fsync
 
     def slow_sync(file: int) -> None:
-        threading.Event().wait(_sync_seconds)
-        _sync(file)
+        take_seconds("SYNC_SECONDS")
+        quick_sync(file)
 
     os.fsync = slow_sync
 
@@ -49,7 +55,7 @@ def loss(net: nn.Module, batch: Any) -> Tensor:
 
 
 class Breaking(torch.optim.SGD):
-    """Plain SGD, one parameter after another."""
+    """Plain SGD, one parameter after another; TEST_BREAK_AT is its own step at which it breaks."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, lr=1.0)
@@ -58,19 +64,20 @@ class Breaking(torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         self._steps += 1
+        has_begun.set()
+        breaks = os.environ.get("TEST_BREAK_HOW") if self._steps == number("BREAK_AT") else None
         first, second = self.param_groups[0]["params"]
         first.sub_(first.grad)
-        if STEP_SECONDS:
-            threading.Event().wait(STEP_SECONDS)
-        if self._steps == BREAK_AT and BREAK_HOW == "raises":
+        take_seconds("STEP_SECONDS")
+        if breaks == "raises":
             raise ValueError("the optimizer is broken")
         second.sub_(second.grad)
-        if self._steps == BREAK_AT:
+        if breaks == "nan":
             second.fill_(float("nan"))
 
 
 def evaluate(net: nn.Module) -> dict[str, float]:
-    threading.Event().wait(EVALUATION_SECONDS)
+    take_seconds("EVALUATION_SECONDS")
     return {"mean": float(net.get_parameter("second").mean())}
 
 

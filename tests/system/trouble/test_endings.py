@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.system.harness import PATIENCE_SECONDS, ROOT, command, environment, events, run_json
+from tests.system.harness import ROOT, command, events
+from w5xde.cli.main import main
 from w5xde.runtime.durable.audit import audit_run
 
 JOBS = str(ROOT / "tests" / "system" / "broken_jobs.py")
@@ -29,18 +28,26 @@ def step_of(model: Path) -> int:
     return int(-found.pop())
 
 
-def train(job: str, folder: Path, *flags: str, **extra: str) -> tuple[int, dict[str, Any], str]:
-    """Train with --json to the end, whatever that is: exit code, the object on stdout, and what was said."""
-    done = subprocess.run(
-        [sys.executable, "-m", "w5xde", "train", f"{JOBS}:{job}", *flags, "--json"],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=environment(**{f"TEST_{name}": value for name, value in extra.items()}),
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
-    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
+class Shell:
+    """Runs commands with --json in a folder: exit code, the object on stdout, and what was said."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch, folder: Path) -> None:
+        self._capfd, self._patch = capfd, patch
+        self.run = folder / "runs" / "mine"
+        patch.chdir(folder)
+
+    def __call__(self, *arguments: str, break_at: int = 0, how: str = "") -> tuple[int, dict[str, Any], str]:
+        self._patch.setenv("TEST_BREAK_AT", str(break_at))
+        self._patch.setenv("TEST_BREAK_HOW", how)
+        self._capfd.readouterr()
+        status = main([*arguments, "--json"])
+        told = self._capfd.readouterr()
+        return status, json.loads(told.out), told.err
+
+
+@pytest.fixture
+def shell(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Shell:
+    return Shell(capfd, monkeypatch, tmp_path)
 
 
 def result_of(run: Path) -> dict[str, Any]:
@@ -50,14 +57,14 @@ def result_of(run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("how", ["raises", "nan"])
 def test_a_large_model_that_breaks_ends_with_the_weights_of_its_newest_checkpoint(
-    how: str, tmp_path: Path
+    how: str, shell: Shell
 ) -> None:
-    run = tmp_path / "runs" / "mine"
-    status, before, said = train("large", tmp_path, *FLAGS, "--steps", "4")
+    run = shell.run
+    status, before, said = shell("train", f"{JOBS}:large", *FLAGS, "--steps", "4")
     assert (status, before["weights_step"], step_of(run / "model.safetensors")) == (0, 4, 4), said
     # The second life breaks at its third step; nothing of it is in any checkpoint.
     flags = ["--resume", "mine", "--steps", "20", "--checkpoint-every", "1h"]
-    status, broken, said = train("large", tmp_path, *flags, BREAK_AT="3", BREAK_HOW=how)
+    status, broken, said = shell("train", *flags, break_at=3, how=how)
     assert status == 30, said
     assert step_of(run / "model.safetensors") == 4
     # All who are asked say the same.
@@ -66,43 +73,43 @@ def test_a_large_model_that_breaks_ends_with_the_weights_of_its_newest_checkpoin
         assert result["metrics"] == {"mean": -4.0}
     assert "weights of step 4" in said
     assert "error" in broken
-    exported = run_json("export", "mine", "--out", "exported.safetensors", cwd=tmp_path)
-    assert (exported["steps"], exported["weights_sha256"]) == (4, before["weights_sha256"])
-    assert step_of(tmp_path / "exported.safetensors") == 4
-    audit = run_json("audit", "mine", cwd=tmp_path)
-    assert (audit["clean"], audit["model_step"]) == (True, 4)
+    status, exported, _ = shell("export", "mine", "--out", "exported.safetensors")
+    assert (status, exported["steps"], exported["weights_sha256"]) == (0, 4, before["weights_sha256"])
+    assert step_of(Path("exported.safetensors")) == 4
+    status, audit, _ = shell("audit", "mine")
+    assert (status, audit["clean"], audit["model_step"]) == (0, True, 4)
 
 
-def test_a_run_that_breaks_without_any_checkpoint_saves_no_model(tmp_path: Path) -> None:
+def test_a_run_that_breaks_without_any_checkpoint_saves_no_model(shell: Shell) -> None:
     flags = [*FLAGS, "--steps", "20", "--checkpoint-every", "off"]
-    status, broken, said = train("large", tmp_path, *flags, BREAK_AT="3", BREAK_HOW="nan")
+    status, broken, said = shell("train", f"{JOBS}:large", *flags, break_at=3, how="nan")
     assert status == 30, said
-    run = tmp_path / "runs" / "mine"
-    assert not (run / "model.safetensors").exists()
-    for result in (broken, result_of(run)):
+    assert not (shell.run / "model.safetensors").exists()
+    for result in (broken, result_of(shell.run)):
         assert (result["weights_step"], result["weights_sha256"]) == (None, None)
     assert "no model is saved" in said
-    assert audit_run(run).is_clean
+    assert audit_run(shell.run).is_clean
 
 
-def test_a_small_model_whose_optimizer_raises_keeps_the_weights_of_the_step_before(tmp_path: Path) -> None:
-    status, broken, said = train("small", tmp_path, *FLAGS, "--steps", "20", BREAK_AT="6")
+def test_a_small_model_whose_optimizer_raises_keeps_the_weights_of_the_step_before(shell: Shell) -> None:
+    flags = [*FLAGS, "--steps", "20"]
+    status, broken, said = shell("train", f"{JOBS}:small", *flags, break_at=6, how="raises")
     assert status == 30, said
     assert "the optimizer is broken" in said
-    run = tmp_path / "runs" / "mine"
+    run = shell.run
     assert (step_of(run / "model.safetensors"), broken["weights_step"]) == (5, 5)
-    exported = run_json("export", "mine", cwd=tmp_path)
-    assert (exported["steps"], exported["weights_sha256"]) == (5, broken["weights_sha256"])
+    status, exported, _ = shell("export", "mine")
+    assert (status, exported["steps"], exported["weights_sha256"]) == (0, 5, broken["weights_sha256"])
     # The optimizer's state went back too: what comes after is the run that never broke.
-    status, after, said = train("small", tmp_path, "--resume", "mine")
+    status, after, said = shell("train", "--resume", "mine")
     assert (status, after["weights_step"]) == (0, 20), said
     assert step_of(run / "model.safetensors") == 20
     assert audit_run(run).is_clean
 
 
-def test_the_audit_finds_a_model_that_the_run_did_not_save(tmp_path: Path) -> None:
-    train("small", tmp_path, *FLAGS, "--steps", "3")
-    run = tmp_path / "runs" / "mine"
+def test_the_audit_finds_a_model_that_the_run_did_not_save(shell: Shell) -> None:
+    shell("train", f"{JOBS}:small", *FLAGS, "--steps", "3")
+    run = shell.run
     assert audit_run(run).summary()["model_step"] == 3
     model = run / "model.safetensors"
     data = bytearray(model.read_bytes())
@@ -142,26 +149,23 @@ def test_a_second_interrupt_in_the_middle_of_a_step_leaves_no_torn_model(tmp_pat
     assert "result" not in json.loads((run / "manifest.json").read_text())
 
 
-def test_a_second_interrupt_leaves_the_model_of_the_run_before(tmp_path: Path) -> None:
-    train("large", tmp_path, *FLAGS, "--steps", "3")
-    more = {"TEST_STEP_SECONDS": "4"}
-    with command("train", "--resume", "mine", "--steps", "99", cwd=tmp_path, **more) as run:
+def test_a_second_interrupt_leaves_the_model_of_the_run_before(shell: Shell) -> None:
+    shell("train", f"{JOBS}:large", *FLAGS, "--steps", "3")
+    with command("train", "--resume", "mine", "--steps", "99", TEST_STEP_SECONDS="4") as run:
         run.wait_for("joined")
         run.process.send_signal(signal.SIGINT)
         run.wait_for("once more stops now")
         run.process.send_signal(signal.SIGINT)
         assert run.finish() == 130, run.text
-    folder = tmp_path / "runs" / "mine"
-    assert step_of(folder / "model.safetensors") == 3
-    report = audit_run(folder)
+    assert step_of(shell.run / "model.safetensors") == 3
+    report = audit_run(shell.run)
     assert (report.is_clean, report.summary()["model_step"]) == (True, 3)
 
 
 @pytest.mark.parametrize("job", ["small", "large"])
 def test_a_second_interrupt_does_not_wait_for_a_slow_disk(job: str, tmp_path: Path) -> None:
-    _, seconds = interrupt_twice(
-        tmp_path, job, "--steps", "9999", "--checkpoint-every", "1steps", said="loss", SYNC_SECONDS="2.5"
-    )
+    flags = ["--steps", "9999", "--checkpoint-every", "1steps", "--log", "verbose"]
+    _, seconds = interrupt_twice(tmp_path, job, *flags, said="epoch 2 is complete", SYNC_SECONDS="2.5")
     assert seconds < 3.0
     model = tmp_path / "runs" / "mine" / "model.safetensors"
     if model.exists():
