@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.system.harness import ROOT, command, events
+import w5xde
+from tests.system.harness import ROOT, command, ended, events, forked
 from w5xde.cli.main import main
 from w5xde.runtime.durable.audit import audit_run
+from w5xde.runtime.telemetry.status import RunStatus
 
 JOBS = str(ROOT / "tests" / "system" / "broken_jobs.py")
 # A run of small steps, with checkpoints only where the run begins and ends.
@@ -170,6 +175,39 @@ def test_a_second_interrupt_does_not_wait_for_a_slow_disk(job: str, tmp_path: Pa
     model = tmp_path / "runs" / "mine" / "model.safetensors"
     if model.exists():
         step_of(model)
+
+
+def test_a_second_interrupt_stops_a_notebooks_run_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stepped(w5xde.Callback):
+        def on_step(self, run: RunStatus, step: int, loss: float) -> None:
+            if step == 1:
+                os.write(theirs, b"x")
+
+    async def cell() -> None:
+        w5xde.train(
+            f"{JOBS}:large", nodes=1, steps=99, name="mine", runs=str(tmp_path), callbacks=[Stepped()]
+        )
+
+    def notebook() -> None:
+        sys.stderr = os.fdopen(theirs, "w")
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.new_event_loop().run_until_complete(cell())
+
+    monkeypatch.setenv("TEST_STEP_SECONDS", "4")
+    ours, theirs = os.pipe()
+    with forked(notebook) as child:
+        assert os.read(ours, 1) == b"x"
+        os.kill(child, signal.SIGINT)
+        assert b"once more stops now" in os.read(ours, 1000)
+        time_of_second = time.monotonic()
+        os.kill(child, signal.SIGINT)
+        assert ended(child) == 0
+    assert time.monotonic() - time_of_second < 3.0
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_a_second_interrupt_stops_the_last_evaluation_too(tmp_path: Path) -> None:

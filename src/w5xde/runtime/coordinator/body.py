@@ -22,10 +22,9 @@ from w5xde.control.coordinator import TICK_SECONDS
 from w5xde.control.pool.members import BEAT_SECONDS
 from w5xde.errors import TrainingError
 from w5xde.learn.job.coordinator_setup import Prepared
-from w5xde.learn.job.job import describe
 from w5xde.learn.model.device import use_threads
 from w5xde.runtime.coordinator import setup as begin
-from w5xde.runtime.coordinator.ending import SavedModel, save_checkpoint, save_model
+from w5xde.runtime.coordinator.ending import HURRIED_PARTING_SECONDS, STOP_NOW_SECONDS, Ending
 from w5xde.runtime.coordinator.evaluator import Evaluator
 from w5xde.runtime.coordinator.lending import LendingDesk
 from w5xde.runtime.coordinator.loader import Loader
@@ -51,9 +50,6 @@ METRICS_SECONDS = 1.0
 # What is decided for the learner, and done together if it comes together.
 LEARNERS = (ev.Fold, ev.Step, ev.SetAside, ev.Reopen)
 EVENTS_KEPT = 200
-# A second Ctrl-C stops within three seconds, and the process needs some of them to end: how long it waits for
-# everything, and how much of that nodes get to read their goodbye.
-STOP_NOW_SECONDS, HURRIED_PARTING_SECONDS = 2.0, 0.5
 
 
 class Coordinator:
@@ -96,18 +92,13 @@ class Coordinator:
         self._untold: deque[list[Applied]] = deque()
         self._finish: ev.Finish | None = None
         self._seconds = 0.0
-        self._saved: SavedModel | None = None
-        self._has_ledger_ended = False
         # What --json prints; empty until the run is over.
         self.summary: dict[str, Any] = {}
 
     # --- life -------------------------------------------------------------------------------------
 
     async def run(self, opened: Callable[[str, int], None]) -> None:
-        """Listen, train, and end in order. `opened(host, port)` is called once nodes may join.
-
-        Whoever cancels this stops the run now: nothing more is saved. Raises TrainingError if training broke.
-        """
+        """Listen, train and end; cancelled, stop now. `opened(host, port)` is called once nodes may join."""
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
         self._loop.set_exception_handler(self._our_bug)
@@ -132,8 +123,7 @@ class Coordinator:
             self._audience.tell(lambda callback: callback.on_start(self.status()))
             opened(host, port)
             await self._over.wait()
-            # What was decided before the end is still applied.
-            await self._actor.drain()
+            await self._actor.drain()  # what was decided before the end is still applied
             await self._part(door, PARTING_SECONDS)
             await self._conclude()
         except BaseException:
@@ -141,8 +131,8 @@ class Coordinator:
             raise
         finally:
             self._stop_threads()
-        if self._finish is not None and self._finish.error:
-            raise TrainingError.because(self._finish.error, self.summary)
+        if self._error:
+            raise TrainingError.because(self._error, self.summary)
 
     def _assemble(self) -> None:
         """Everybody who works for us, and who performs which effect."""
@@ -188,7 +178,10 @@ class Coordinator:
         )
         self._writer = Actor("w5xde-keeper", self._broke, inline=False)
         self._accountant = Accountant(self.meters, self._reception, self._writer, lambda: self._core.progress)
-        self._evaluator = Evaluator(self._prepared, self._evaluated, self._evaluation_failed)
+        self._ending = Ending(
+            self._learner, self._keeper, self._recorder, self._writer, self._settings, self._storage_note
+        )
+        self._evaluator = Evaluator(self._prepared, self.meters, self._say, self._evaluated)
         self._keeper.start(self._actor, self._writer, self.dispatch, self._storage_note)
         self._perform: dict[type, Callable[[Any], None]] = {
             ev.Assign: lambda effect: self._desk.lend(effect.node, effect.leases, effect.verify),
@@ -221,30 +214,14 @@ class Coordinator:
 
     async def _conclude(self) -> None:
         """Save the newest good weights, evaluate them, and sum up."""
-        write = self._writer.result_of
-        await self._writer.drain()
         self._evaluator.forget()
         # Saved first: whatever the evaluation does, what was learned is kept.
-        saved = self._saved = await write(lambda: save_model(self._learner, self._keeper, self._recorder))
-        if saved.note:
-            self._storage_note(saved.note)
-        if saved.step is not None and self._settings.checkpoint_every != "off":
-            now = self._loop.time()
-            failure = await write(
-                lambda: save_checkpoint(self._keeper, self._core, self._learner.version, self.meters, now)
-            )
-            if failure:
-                self._storage_note(failure)
+        saved = await self._ending.save(self._core, self.meters, self._loop.time())
         if saved.step is not None:
             await self._evaluator.measure_last(self._settings.threads)
         status = self.status()
-        self.summary = self.meters.summary(status, saved.sha256, self._core.accounts.aside)
-        self.summary["weights_step"] = saved.step
-        self._recorder.metrics(status.row())
-        await write(self._end_ledger)
-        facts = {"reason": self.reason, "result": self.summary, "ledger": self._keeper.head}
-        await write(lambda: self._recorder.manifest(facts))
-        await write(self._recorder.close)
+        self.summary = self.meters.summary(status, self._core.accounts.aside) | saved.facts()
+        await self._ending.close(status.row(), self.reason, self._error, self.summary)
         self._audience.tell(lambda callback: callback.on_end(status, self.summary))
 
     async def _stop_now(self, door: Door) -> None:
@@ -252,23 +229,12 @@ class Coordinator:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_NOW_SECONDS):
                 await self._part(door, HURRIED_PARTING_SECONDS)
-                if self._saved is None:
-                    self._note(ev.Note("stopped", f"no model is saved; {self._keeper.store.last_good}"))
-                if self.address and not self._has_ledger_ended:
-                    await self._actor.drain()
-                    await self._writer.drain()
-                    await self._writer.result_of(self._end_ledger)
-
-    def _end_ledger(self) -> None:
-        self._has_ledger_ended = True
-        wrong = self._finish.error if self._finish is not None else "interrupted"
-        self._keeper.stop({"kind": "stop", "reason": self.reason, "error": wrong})
+                if self.address:
+                    await self._ending.abandon(self._actor, self.reason, self._error)
 
     def _stop_threads(self) -> None:
-        self._loader.stop()
-        self._actor.stop()
-        self._verifier.stop()
-        self._evaluator.stop()
+        for owner in (self._loader, self._actor, self._verifier, self._evaluator):
+            owner.stop()
         if self.address:
             # Behind whatever is still being written: until then nobody else may have the run.
             self._writer.call(self._recorder.close)
@@ -294,6 +260,10 @@ class Coordinator:
     def reason(self) -> str:
         """Why the run ended."""
         return (self._finish.error or self._finish.reason) if self._finish is not None else ""
+
+    @property
+    def _error(self) -> str:
+        return self._finish.error if self._finish is not None else "interrupted"
 
     def dispatch(self, event: ev.Event) -> None:
         """The whole main loop: decide, then do. What doing causes waits for its turn."""
@@ -369,6 +339,9 @@ class Coordinator:
         self._desk.rewind()
         self.intake.arrivals.reopened(step)
 
+    def _evaluated(self, found: dict[str, float]) -> None:
+        self._audience.tell(lambda callback: callback.on_evaluate(self.status(), found))
+
     def _save(self, effect: ev.Save) -> None:
         self._keeper.save(effect.cut, self.meters.kept(), self._loop.time())
 
@@ -381,24 +354,13 @@ class Coordinator:
 
     def _learner_broke(self, error: BaseException) -> None:
         reason = f"{begin.words_for(error)}; {self._keeper.store.last_good}"
-        if self._finish is not None:
-            # Decided before the end, applied after it: the run did not end in order after all.
-            self._finish = ev.Finish("", self._finish.error or reason)
+        # Decided before the end, applied after it: the run did not end in order after all.
+        if self._finish is not None and not self._finish.error:
+            self._finish = ev.Finish("", reason)
         self.dispatch(ev.Broke(reason))
 
     def _broke(self, error: BaseException) -> None:
         self.dispatch(ev.Broke(begin.words_for(error)))
-
-    # --- evaluation -------------------------------------------------------------------------------
-
-    def _evaluated(self, found: dict[str, float]) -> None:
-        self.meters.evaluation = found
-        shown = ", ".join(f"{key} {value:.4g}" for key, value in found.items())
-        self._say("evaluated", f"evaluation: {shown}", metrics=found)
-        self._audience.tell(lambda callback: callback.on_evaluate(self.status(), found))
-
-    def _evaluation_failed(self, error: BaseException) -> None:
-        self._say("evaluation failed", f"the evaluation failed: {describe(error)}")
 
     # --- telling ----------------------------------------------------------------------------------
 

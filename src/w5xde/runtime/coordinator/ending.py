@@ -1,74 +1,125 @@
-"""What a run that is over leaves behind: the newest good weights, and a checkpoint of them.
+"""How a run ends: which weights are kept, what is saved, and what is said.
 
-    the learner is whole    its weights
-    the learner broke       the weights of the newest whole checkpoint; without one no model is written
+    in order              the learner's weights, as model.safetensors and as a last checkpoint
+    the learner broke     the weights of the newest whole checkpoint; without one no model is written
+    interrupted twice     nothing more is saved: what is on the disk stays as it is
 
-A run that is interrupted twice writes neither: what is on the disk stays as it is. Knows no sockets and no
-event loop: the coordinator's body calls this on the thread that writes, when nothing else changes any more.
+Everything is written by the thread that wrote checkpoints before, so that nothing is written twice at a time.
+Knows no sockets, and does not decide when a run is over.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from w5xde.config import Settings
 from w5xde.control.coordinator import CoordinatorCore
 from w5xde.errors import StorageError
 from w5xde.learn.step.checkpoint import model_file, restore_weights
 from w5xde.learn.step.learner import Learner
-from w5xde.runtime.durable.checkpoints import Store
+from w5xde.runs import MODEL
 from w5xde.runtime.durable.journal import Keeper
 from w5xde.runtime.durable.run_folder import Recorder
+from w5xde.runtime.system.actor import Actor
 from w5xde.runtime.telemetry.meters import Meters
+
+# A second Ctrl-C stops a run within three seconds, of which the process needs one to end: how long an ending
+# that is cut short may take, and how much of that nodes get to read their goodbye.
+STOP_NOW_SECONDS, HURRIED_PARTING_SECONDS = 2.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class SavedModel:
-    """The weights in model.safetensors: after how many steps, and their hash. None: the file is not ours."""
+    """The weights that an ending saved: after how many steps, and their hash; None if it saved none."""
 
-    step: int | None = None
-    sha256: str | None = None
-    # What the user should know if these are not the weights of the last step.
-    note: str = ""
+    step: int | None
+    sha256: str | None
 
-
-def save_model(learner: Learner, keeper: Keeper, recorder: Recorder) -> SavedModel:
-    """Write the newest good weights to model.safetensors; raises StorageError if that is not possible."""
-    note = ""
-    if not learner.is_whole:
-        if not _restore_newest(learner, keeper.store):
-            return SavedModel(note="no model is saved: the last step broke, and there is no good checkpoint")
-        note = f"model.safetensors has the weights of step {learner.version}, from the last good checkpoint"
-    data = model_file(learner.flat.module)
-    # Ledger first: whoever finds the model can see from the ledger of which step it is.
-    keeper.record({"kind": "model", "version": learner.version, "sha256": hashlib.sha256(data).hexdigest()})
-    keeper.sync()
-    recorder.save_model(data)
-    return SavedModel(learner.version, learner.weights_sha256(), note)
+    def facts(self) -> dict[str, Any]:
+        return {"weights_step": self.step, "weights_sha256": self.sha256}
 
 
-def _restore_newest(learner: Learner, store: Store) -> bool:
-    """Give the learner the weights of the newest checkpoint that can be used."""
-    checkpoint, _ = store.find_whole()
-    if checkpoint is None:
-        return False
-    try:
-        restore_weights(learner, checkpoint.files)
-    except StorageError:
-        return False
-    return True
+class Ending:
+    """Ends one run: `save`, then `close`; or `abandon`, at any moment."""
 
+    def __init__(
+        self,
+        learner: Learner,
+        keeper: Keeper,
+        recorder: Recorder,
+        writer: Actor,
+        settings: Settings,
+        note: Callable[[str], None],
+    ) -> None:
+        self._learner = learner
+        self._keeper = keeper
+        self._recorder = recorder
+        self._writer = writer
+        self._settings = settings
+        self._note = note
+        self._is_saved = False
+        self._is_closing = False
 
-def save_checkpoint(keeper: Keeper, core: CoordinatorCore, version: int, meters: Meters, now: float) -> str:
-    """Write a checkpoint of the end; returns why that failed, or nothing.
+    async def save(self, core: CoordinatorCore, meters: Meters, now: float) -> SavedModel:
+        """Save the newest good weights; raises StorageError if the model cannot be written."""
+        await self._writer.drain()
+        if not self._learner.is_whole:
+            if not await self._writer.result_of(self._restore_newest):
+                self._note("no model is saved: the last step broke, and there is no good checkpoint")
+                return SavedModel(None, None)
+            step = self._learner.version
+            self._note(f"{MODEL} has the weights of step {step}, from the last good checkpoint")
+        saved = await self._writer.result_of(self._save_model)
+        self._is_saved = True
+        cut = core.cut(now)
+        # The core may have decided steps that were never applied: then no checkpoint of it fits the weights.
+        if self._settings.checkpoint_every != "off" and saved.step == cut.version:
+            failure = await self._writer.result_of(lambda: self._keeper.save_last(cut, meters.kept()))
+            if failure:
+                self._note(f"the last checkpoint could not be written: {failure}")
+            else:
+                core.progress.durable_steps = cut.progress.steps
+        return saved
 
-    Nothing is written if the learner's `version` is not the last one that the core decided.
-    """
-    cut = core.cut(now)
-    if version != cut.version:
-        return ""
-    error = keeper.save_last(cut, meters.kept())
-    if error:
-        return f"the last checkpoint could not be written: {error}"
-    core.progress.durable_steps = cut.progress.steps
-    return ""
+    def _restore_newest(self) -> bool:
+        """Give the learner the weights of the newest checkpoint; False if there is none that can be used."""
+        checkpoint, _ = self._keeper.store.find_whole()
+        if checkpoint is None:
+            return False
+        try:
+            restore_weights(self._learner, checkpoint.files)
+        except StorageError:
+            return False
+        return True
+
+    def _save_model(self) -> SavedModel:
+        data, step = model_file(self._learner.flat.module), self._learner.version
+        # Ledger first: it says of every model that is found in the folder after how many steps it is.
+        self._keeper.record({"kind": "model", "version": step, "sha256": hashlib.sha256(data).hexdigest()})
+        self._keeper.sync()
+        self._recorder.save_model(data)
+        return SavedModel(step, self._learner.weights_sha256())
+
+    async def close(self, row: dict[str, Any], reason: str, error: str, summary: dict[str, Any]) -> None:
+        """Write the last metrics, the ledger's last record and the result, and give the folder back."""
+        self._recorder.metrics(row)
+        await self._writer.result_of(lambda: self._end_ledger(reason, error))
+        facts = {"reason": reason, "result": summary, "ledger": self._keeper.head}
+        await self._writer.result_of(lambda: self._recorder.manifest(facts))
+        await self._writer.result_of(self._recorder.close)
+
+    async def abandon(self, learner: Actor, reason: str, error: str) -> None:
+        """Save nothing more; end the ledger once the `learner` and the writer have done what they began."""
+        if not self._is_saved:
+            self._note(f"no model is saved; {self._keeper.store.last_good}")
+        await learner.drain()
+        await self._writer.drain()
+        if not self._is_closing:
+            await self._writer.result_of(lambda: self._end_ledger(reason, error))
+
+    def _end_ledger(self, reason: str, error: str) -> None:
+        self._is_closing = True
+        self._keeper.stop({"kind": "stop", "reason": reason, "error": error})
