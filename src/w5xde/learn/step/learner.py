@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -225,7 +226,7 @@ class Learner:
             self._step_all(wholes)
             self._require_finite(max([whole.contribution.norm for whole in wholes]), len(wholes))
         except (Exception, SystemExit):
-            self._go_back(self.version)
+            self._go_back()
             raise
         if self.scheduler is not None:
             self.scheduler.step()
@@ -238,26 +239,14 @@ class Learner:
 
         What is not finite stays so, whatever is added: one look behind the last step sees all of them.
         """
-        undo, version = self._undo, self.version
-        losses: list[list[float]] = []
-        if undo is not None and self.scheduler is None and len(steps) > 1:
-            undo.keep(self._stepper.tensors, version)
-            self.is_whole = False
+        if self._undo is not None and self.scheduler is None and len(steps) > 1:
             try:
-                for wholes in steps:
-                    self._step_all(wholes)
-                    self.version += len(wholes)
-                    losses.append([whole.contribution.loss_sum for whole in wholes])
-                if undo.is_sound(self._stepper.tensors, self.version):
-                    self.is_whole = True
-                    return losses, None
-                wrong: BaseException = self._spoiled()
+                sums = iter(self.apply([whole for wholes in steps for whole in wholes]))
+                return [list(islice(sums, len(wholes))) for wholes in steps], None
             except (Exception, SystemExit) as error:
-                wrong = error
-            self._go_back(version)
-            losses.clear()
-            if not self.is_whole:
-                return losses, wrong
+                if not self.is_whole:
+                    return [], error
+        losses: list[list[float]] = []
         try:
             # One by one: those before the one that fails are made.
             losses.extend(map(self.apply, steps))
@@ -265,12 +254,12 @@ class Learner:
             return losses, error
         return losses, None
 
-    def _go_back(self, version: int) -> None:
-        """Undo what was begun after this version; the learner is whole then, if it can be undone."""
+    def _go_back(self) -> None:
+        """Undo what was changed since the last version; the learner is whole then, if that is possible."""
         if self._undo is not None and self._undo.is_possible:
             self._undo.back()
             self.flat.reclaim()
-            self.version, self.is_whole = version, True
+            self.is_whole = True
 
     def _step_all(self, wholes: list[Total]) -> None:
         """One step after another; where nobody could look in between, without putting each in place first."""
@@ -317,18 +306,10 @@ class Learner:
 
     def _require_finite(self, norm: float, steps: int) -> None:
         """The optimizer has stepped: all that it changed must be finite."""
-        undo = self._undo
-        if not (
-            self._is_sound(norm)
-            if undo is None
-            else undo.is_sound(self._stepper.tensors, self.version + steps)
-        ):
-            raise self._spoiled()
-
-    def _spoiled(self) -> Spoiled:
-        return Spoiled(
-            f"step {self.version + 1} made the weights or the optimizer's state infinite or not a number"
-        )
+        undo, version = self._undo, self.version + steps
+        if not (undo.is_sound(self._stepper.tensors, version) if undo else self._is_sound(norm)):
+            what = f"step {self.version + 1} made the weights or the optimizer's state"
+            raise Spoiled(f"{what} infinite or not a number")
 
     def _is_sound(self, norm: float) -> bool:
         """Of a large model: one pass over the parameters, and over the rest only if the gradient was wild."""
