@@ -11,6 +11,7 @@ import msgspec
 from w5xde.errors import StorageError
 
 MANIFEST = "manifest.json"
+MODEL = "model.safetensors"
 LATEST = "latest"
 # Where keys and credentials are kept; see runtime/admission/private_files.py.
 STATE_VARIABLE = "W5XDE_STATE"

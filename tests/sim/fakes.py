@@ -141,6 +141,8 @@ class CountingLearner:
     def version(self) -> int:
         return self._counter.version
 
+    is_whole = True
+
     @property
     def can_roll_back(self) -> bool:
         return not self._world.scenario.is_large
@@ -148,7 +150,7 @@ class CountingLearner:
     def apply(self, totals: list[Total]) -> list[float]:
         step = self._coordinator.decided[self.version]
         if self.can_roll_back and self._world.spoils(step.plan.index):
-            raise StepNotFinite(f"step {step.plan.index} is spoiled", is_rolled_back=True)
+            raise StepNotFinite(f"step {step.plan.index} is spoiled")
         total = self._sum(totals)
         self._coordinator.books.summed(step, total)
         self._world.point("apply")

@@ -92,6 +92,8 @@ class CoordinatorCore:
             # What was decided before the end is still applied, and counts, or is undone, and does not.
             if isinstance(event, ev.Undone):
                 return self._reopen(event)
+            if isinstance(event, ev.Saved):
+                self.progress.durable_steps = max(self.progress.durable_steps, event.steps)
             return self._count_steps(event) if isinstance(event, ev.Stepped) else []
         opening, self._opening = self._opening, []
         return [*opening, *self._handlers[type(event)](event, now)]

@@ -66,6 +66,7 @@ class Auditor:
             "step": self._step,
             "epoch": self._epoch,
             "checkpoint": self._checkpoint,
+            "model": self._model,
             "stop": self._stop,
             "lost": lambda record: self._wrong(f"tells of a loss: {record['text']}"),
             "gap": lambda record: self._wrong("tells of a gap: the disk could not be written for too long"),
@@ -176,6 +177,12 @@ class Auditor:
             self._wrong(f"writes version {version} again, and differently")
         self._found.checkpoints[version] = record["sha256"]
         self._found.durable_version = max(self._found.durable_version, version)
+
+    def _model(self, record: Record) -> None:
+        version = whole(record["version"])
+        if version > len(self._steps):
+            self._wrong(f"saves a model of step {version}, but only {len(self._steps)} steps are recorded")
+        self._found.models[str(record["sha256"])] = version
 
     def _stop(self, record: Record) -> None:
         self._is_stopped = True

@@ -37,6 +37,8 @@ class Findings:
     aside: list[tuple[int, int]] = field(default_factory=list)
     # Version -> sha256, of every checkpoint that was reported durable.
     checkpoints: dict[int, str] = field(default_factory=dict)
+    # The sha256 of every model.safetensors that was saved -> after how many steps.
+    models: dict[str, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 

@@ -334,7 +334,7 @@ class Peers:
         """Let a node in no more, whether it is here or has gone."""
         self._bans.ban(name, reason)
 
-    async def close(self, reason: str) -> None:
+    async def close(self, reason: str, parting_seconds: float) -> None:
         """The run is over: say goodbye, and let last words arrive, but not for ever."""
         self._is_closing = True
         self._all_gone.clear()
@@ -348,7 +348,7 @@ class Peers:
                 peer.connection.send(Bye(reason[:4000], finished=True))
             else:
                 peer.connection.close()
-        await self._wait_until_gone(PARTING_SECONDS)
+        await self._wait_until_gone(parting_seconds)
         for peer in self._everybody():
             peer.connection.abort()
         await self._wait_until_gone(ABORTING_SECONDS)

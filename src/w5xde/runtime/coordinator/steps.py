@@ -120,20 +120,22 @@ class Steps:
         if cut is not None and totals:
             try:
                 done.append(self._apply_logged(steps[0], totals[0], cut))
-            except StepNotFinite as error:
+            except (Exception, SystemExit) as error:
                 wrong = error
         elif totals:
             losses, broken = self._learner.apply_all(totals)
             wrong = broken or wrong
             for step, sums in zip(steps, losses, strict=False):
                 done.append(Applied(step, _mean_losses(step, sums), is_durable=False))
-        if wrong is not None and not (isinstance(wrong, StepNotFinite) and wrong.is_rolled_back):
+        if not self._learner.is_whole:
             return done, wrong
+        reason = str(wrong or "")
         for step in steps[len(done) :]:
             self._sums.drop(step.plan.index)
-            done.append(ev.Undone(step, str(wrong or "")))
-            wrong = None
-        return done, None
+            done.append(ev.Undone(step, reason))
+            reason = ""
+        # What is not finite may be a batch's fault, and is tried again; an optimizer that raises is not.
+        return done, None if isinstance(wrong, StepNotFinite) else wrong
 
     def _totals(self, steps: list[ev.Step]) -> tuple[list[list[Total]], BaseException | None]:
         """The sums of the steps that can be made one after another, and what is wrong with the next."""

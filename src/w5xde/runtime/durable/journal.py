@@ -237,18 +237,28 @@ class Journal:
         self.record({"kind": "checkpoint", "version": cut.version, "sha256": written})
         self._dispatch(ev.Saved(cut.progress.steps))
 
-    def save_last(self, cut: Cut, facts: dict[str, Any]) -> str:
-        """Write a last checkpoint now; return why it could not be written, or an empty string."""
+    def sync(self) -> str:
+        """Write and sync every record so far, now; return why that is not possible, or an empty string."""
         try:
             if not self.ledger.write(self._records.drain()):
-                # A checkpoint never outlives the ledger of its steps.
                 return "the ledger waits for the disk"
             self.ledger.sync()
-            sha256 = self._store(self._capture(), cut, facts, self.ledger.head)
         except OSError as error:
             return _reason(error)
-        except JobError as error:
-            return error.what
+        return ""
+
+    def save_last(self, cut: Cut, facts: dict[str, Any]) -> str:
+        """Write a last checkpoint now; return why it could not be written, or an empty string."""
+        # A checkpoint never outlives the ledger of its steps.
+        error = self.sync()
+        if error:
+            return error
+        try:
+            sha256 = self._store(self._capture(), cut, facts, self.ledger.head)
+        except OSError as failure:
+            return _reason(failure)
+        except JobError as failure:
+            return failure.what
         self.record({"kind": "checkpoint", "version": cut.version, "sha256": sha256})
         return ""
 

@@ -27,7 +27,7 @@ import torch
 import w5xde
 from w5xde.config import Settings
 from w5xde.errors import StorageError
-from w5xde.runs import MANIFEST, free_name, read_manifest
+from w5xde.runs import MANIFEST, MODEL, free_name, read_manifest
 from w5xde.runtime.durable.disk import RealDisk, replace
 from w5xde.runtime.durable.lock import RunLock
 from w5xde.runtime.durable.resume import NOTHING_WRITTEN, Written
@@ -116,7 +116,7 @@ class RunFolder:
     def save_model(self, data: bytes) -> None:
         """Write the trained weights atomically."""
         try:
-            replace(self.disk, "model.safetensors", data)
+            replace(self.disk, MODEL, data)
         except OSError as error:
             raise StorageError(
                 f"the model cannot be saved in {self.folder}: {error.strerror}",

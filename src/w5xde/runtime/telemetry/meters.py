@@ -272,8 +272,8 @@ class Meters:
             nodes=[node.row(total) for node in self.nodes.values()],
         )
 
-    def summary(self, status: RunStatus, weights_sha256: str, aside: list[Aside]) -> dict[str, Any]:
-        """What --json prints."""
+    def summary(self, status: RunStatus, aside: list[Aside]) -> dict[str, Any]:
+        """What --json prints, but for the weights."""
         return {
             "run": status.run,
             "mode": status.mode,
@@ -295,7 +295,6 @@ class Meters:
             "loss_last": self.loss_last,
             "loss_average": self.loss_average,
             "metrics": self.evaluation,
-            "weights_sha256": weights_sha256,
             "bytes_sent": status.bytes_sent,
             "bytes_received": status.bytes_received,
             "batches_relent": status.batches_relent,
