@@ -66,7 +66,7 @@ def run_bench(arguments: Sequence[str]) -> int:
             fix='pip install "w5xde[bench]"',
         )
     with results_to(given.json) as out:
-        found = bench.run(given, Progress(given.bench).say)
+        found = bench.run(given, ProgressLine(given.bench).say)
         if given.plot is not None:
             from w5xde.bench.show import plots as plot
 
@@ -81,7 +81,7 @@ def run_bench(arguments: Sequence[str]) -> int:
     return 0 if found.get("audit_clean", True) else NOT_CLEAN
 
 
-class Progress:
+class ProgressLine:
     """What is being done, on stderr, with the time that has passed."""
 
     def __init__(self, bench: str) -> None:

@@ -39,7 +39,7 @@ TAIL_BYTES = 16 * 1024
 LOG_LINES_SHOWN = 3
 
 
-class Progress(msgspec.Struct, frozen=True):
+class PoolProgress(msgspec.Struct, frozen=True):
     """How far the run is, by the newest row of its metrics: at most a second old."""
 
     step: int = 0
@@ -268,20 +268,20 @@ class Pool:
         last = [line for line in child.words().splitlines() if line.strip()][-LOG_LINES_SHOWN:]
         return TrainingError(what, code="W5-313", why=" / ".join(last), fix=f"see the logs in {self.logs}")
 
-    def progress(self) -> Progress:
+    def progress(self) -> PoolProgress:
         """The newest whole row of the run's metrics: a coordinator that is killed may leave half of one."""
         try:
             with (self.run / "metrics.jsonl").open("rb") as metrics:
                 metrics.seek(max(0, metrics.seek(0, os.SEEK_END) - TAIL_BYTES))
                 lines = metrics.read().split(b"\n")
         except OSError:
-            return Progress()
+            return PoolProgress()
         for line in reversed(lines):
             try:
-                return msgspec.json.decode(line, type=Progress)
+                return msgspec.json.decode(line, type=PoolProgress)
             except msgspec.DecodeError:
                 continue
-        return Progress()
+        return PoolProgress()
 
     def records(self) -> Iterator[dict[str, Any]]:
         """What the run's ledger says so far."""

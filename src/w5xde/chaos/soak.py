@@ -103,7 +103,7 @@ def _soak(given: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class SoakWindow:
     """A stretch of the run, by the clock on the wall, and how much of it somebody could work."""
 
     start: float
@@ -112,7 +112,7 @@ class Window:
     ready_seconds: float
 
 
-def _leave_in_peace(pool: Pool, seconds: float) -> Window:
+def _leave_in_peace(pool: Pool, seconds: float) -> SoakWindow:
     """Wait until everybody is back at work, then watch them for a while."""
     for child in pool.everybody:
         pool.thaw(child)
@@ -128,7 +128,7 @@ def _leave_in_peace(pool: Pool, seconds: float) -> Window:
     return _watch(pool, lambda: pool.wait(seconds))
 
 
-def _torment(pool: Pool, chance: random.Random, seconds: float, every: float) -> Window:
+def _torment(pool: Pool, chance: random.Random, seconds: float, every: float) -> SoakWindow:
     """Kill or freeze somebody every few seconds."""
     pool.tell(f"chaos for {seconds:g} s")
 
@@ -152,10 +152,10 @@ def _torment(pool: Pool, chance: random.Random, seconds: float, every: float) ->
     return _watch(pool, strike)
 
 
-def _watch(pool: Pool, happen: Callable[[], None]) -> Window:
+def _watch(pool: Pool, happen: Callable[[], None]) -> SoakWindow:
     start, up, ready = time.time(), pool.up_seconds, pool.ready_seconds
     happen()
-    return Window(start, time.time(), pool.up_seconds - up, pool.ready_seconds - ready)
+    return SoakWindow(start, time.time(), pool.up_seconds - up, pool.ready_seconds - ready)
 
 
 def _applied(pool: Pool) -> list[tuple[float, int]]:
@@ -170,11 +170,11 @@ def _applied(pool: Pool) -> list[tuple[float, int]]:
 
 
 def _throughput(
-    steps: list[tuple[float, int]], peace: tuple[Window, Window], chaos: Window
+    steps: list[tuple[float, int]], peace: tuple[SoakWindow, SoakWindow], chaos: SoakWindow
 ) -> dict[str, Any]:
     """Batches a second in chaos over those in peace, counting only time with the coordinator up."""
 
-    def batches(window: Window) -> int:
+    def batches(window: SoakWindow) -> int:
         return sum(count for at, count in steps if window.start <= at < window.stop)
 
     def over(amount: float, seconds: float) -> float:

@@ -26,7 +26,7 @@ _NEWEST_IF_ANOTHER = 0.7
 
 
 @dataclass(slots=True)
-class Cost:
+class CodecCost:
     """What a codec costs: for each call, for each byte, and what it leaves to be sent."""
 
     call_seconds: float
@@ -37,7 +37,7 @@ class Cost:
         return self.call_seconds + raw_bytes * (self.byte_seconds + self.ratio / link_bytes_per_second)
 
     @classmethod
-    def fitted(cls, samples: dict[int, tuple[float, float]]) -> Cost:
+    def fitted(cls, samples: dict[int, tuple[float, float]]) -> CodecCost:
         """From seconds and ratios by size: a line through the smallest and the largest payload."""
         least, most = min(samples), max(samples)
         seconds, ratio = samples[most]
@@ -56,7 +56,7 @@ class CodecChoice:
         self.reason = f"{NONE}: the link has not been measured"
         # Seconds and ratio by size of payload, since measuring began; and the costs that follow.
         self._samples: dict[str, dict[int, tuple[float, float]]] = {}
-        self._costs = {NONE: Cost(0.0, 0.0, 1.0)}
+        self._costs = {NONE: CodecCost(0.0, 0.0, 1.0)}
         self._spec = NONE
         self._measured_at: float | None = None
         self._measured_link = 0.0
@@ -99,7 +99,7 @@ class CodecChoice:
         """A codec was tried on a payload. Two sizes of payload tell what a call costs beside its bytes."""
         samples = self._samples.setdefault(spec, {})
         samples[raw_bytes] = (encode_seconds + decode_seconds, encoded_bytes / raw_bytes)
-        self._costs[spec] = Cost.fitted(samples)
+        self._costs[spec] = CodecCost.fitted(samples)
         self._answered_bytes = None
 
     def pick(self, raw_bytes: int) -> str:

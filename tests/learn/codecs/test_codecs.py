@@ -25,7 +25,7 @@ from w5xde.learn.codecs.compressors import BLOCK_BYTES, Zlib
 from w5xde.learn.codecs.feedback import ErrorFeedback
 from w5xde.learn.codecs.numbers import SCALED_VALUES, Run, values_of
 from w5xde.learn.codecs.pipeline import parse, register
-from w5xde.learn.model.layout import DTYPES, Blueprint, Group
+from w5xde.learn.model.layout import DTYPES, Blueprint, DtypeGroup
 from w5xde.messages import TRAINED, Entry, Layout
 
 COMPRESSORS = ["zlib:1", "zlib:6", "lz4", "lz4:8", "lz4frame", "zstd:1", "zstd:3", "zstd:-5"]
@@ -34,7 +34,7 @@ LOSSY = ["fp16", "bf16", "int8", "bf16 | zstd:1", "fp16 | shuffle | lz4", "int8 
 MIB = 1 << 20
 
 
-def laid_out(*sizes: tuple[str, int]) -> tuple[list[Group], int]:
+def laid_out(*sizes: tuple[str, int]) -> tuple[list[DtypeGroup], int]:
     """Groups as a model with such parameters has them, and the bytes of its vector."""
     entries = [Entry(f"p{i}", dtype, (count,), TRAINED) for i, (dtype, count) in enumerate(sizes)]
     blueprint = Blueprint(Layout(entries))
@@ -45,7 +45,7 @@ def random_bytes(count: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, count, dtype=np.uint8))
 
 
-def gaussian(*sizes: tuple[str, int], seed: int = 0) -> tuple[Tensor, list[Group]]:
+def gaussian(*sizes: tuple[str, int], seed: int = 0) -> tuple[Tensor, list[DtypeGroup]]:
     groups, raw_bytes = laid_out(*sizes)
     raw = random_bytes(raw_bytes, seed)
     noise = torch.Generator().manual_seed(seed)
@@ -55,11 +55,11 @@ def gaussian(*sizes: tuple[str, int], seed: int = 0) -> tuple[Tensor, list[Group
     return raw, groups
 
 
-def body_of(spec: str, raw: Tensor, groups: list[Group]) -> bytearray:
+def body_of(spec: str, raw: Tensor, groups: list[DtypeGroup]) -> bytearray:
     return bytearray().join(parse(spec).encode(raw, groups))
 
 
-def there_and_back(spec: str, raw: Tensor, groups: list[Group]) -> Tensor:
+def there_and_back(spec: str, raw: Tensor, groups: list[DtypeGroup]) -> Tensor:
     body = body_of(spec, raw, groups)
     assert len(body) <= parse(spec).encoded_bytes_max(raw.numel(), groups)
     found = torch.zeros_like(raw)
@@ -67,12 +67,12 @@ def there_and_back(spec: str, raw: Tensor, groups: list[Group]) -> Tensor:
     return found
 
 
-def bits(raw: Tensor, groups: list[Group]) -> list[bytes]:
+def bits(raw: Tensor, groups: list[DtypeGroup]) -> list[bytes]:
     ends = [group.start + group.count * group.dtype.itemsize for group in groups]
     return [bytes(raw[group.start : end].numpy()) for group, end in zip(groups, ends, strict=True)]
 
 
-def refused(spec: str, body: bytes | bytearray, raw_bytes: int, groups: list[Group]) -> str:
+def refused(spec: str, body: bytes | bytearray, raw_bytes: int, groups: list[DtypeGroup]) -> str:
     with pytest.raises(RemoteProtocolError) as caught:
         parse(spec).decode(bytearray(body), torch.zeros(raw_bytes, dtype=torch.uint8), groups)
     assert caught.value.code == "W5-122"
@@ -310,7 +310,7 @@ def test_a_gradient_that_is_not_finite_spoils_only_itself():
 # --- hostile --------------------------------------------------------------------------------------
 
 
-def shrinking() -> tuple[Tensor, list[Group]]:
+def shrinking() -> tuple[Tensor, list[DtypeGroup]]:
     raw, groups = gaussian(("float32", 60), ("int64", 40))
     raw[64:400] = 5
     return raw, groups

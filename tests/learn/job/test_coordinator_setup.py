@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def test_labels_of_the_wrong_type_are_told_with_the_users_own_line() -> None:
     error = refusal(make(mlp(), loss=loss))
     assert error.code == "W5-205"
     assert "before any node was used" in error.what
-    assert f"test_prepare.py, line {loss.__code__.co_firstlineno + 1}" in error.why
+    assert f"{Path(__file__).name}, line {loss.__code__.co_firstlineno + 1}" in error.why
     assert "y.long()" in error.fix
 
 

@@ -50,7 +50,7 @@ GRADIENTS_CAPTURED = 16
 LIMITS = Limits(meta_bytes_max=2**26, body_bytes_max=2**36)
 
 
-class Captured:
+class CapturedGradients:
     """Gradients of real batches, in the bytes that travel, and what they took and lost."""
 
     def __init__(self, welcome: Welcome, body: Body) -> None:
@@ -79,7 +79,7 @@ class Crowd:
         self._count = count
         # What each node claims that a batch took it; it decides how many batches it is lent at a time.
         self._compute_seconds = compute_seconds
-        self._captured: Captured | None = None
+        self._captured: CapturedGradients | None = None
         self._connections: set[Connection] = set()
         self._greeting = asyncio.Semaphore(WAVE)
         self._answered_at: dict[Connection, float] = {}
@@ -117,7 +117,7 @@ class Crowd:
             elif isinstance(message, Work):
                 self._answer(connection, message)
             elif isinstance(message, Welcome):
-                self._captured = self._captured or Captured(message, body)
+                self._captured = self._captured or CapturedGradients(message, body)
                 connection.send(Ready(self._captured.layout_digest), self._captured.proof)
                 ready.set()
             elif isinstance(message, Rejected):

@@ -74,7 +74,7 @@ class Checks(msgspec.Struct):
     look_cpu_seconds: float
 
 
-class Run(msgspec.Struct):
+class ProductRun(msgspec.Struct):
     """What a run of ours gave."""
 
     summary: dict[str, Any]
@@ -109,7 +109,7 @@ class Count:
     violations: list[str]
 
 
-def count_again(run: Run) -> Count:
+def count_again(run: ProductRun) -> Count:
     """What the ledger says: every batch that was reported must be there, for each node."""
     report = audit_run(Path(run.folder))
     found = report.findings
@@ -148,7 +148,7 @@ def run_product(
     measures_loss: bool = True,
     has_view: bool = False,
     checks_in_turns: bool = False,
-) -> Run:
+) -> ProductRun:
     """Train with these settings (which must say for how many seconds), in processes of its own.
 
     With `window_seconds` the run ends sooner: when a window of that length has been measured. With `has_view`
@@ -159,12 +159,12 @@ def run_product(
     stopwatch = Stopwatch(window_seconds or seconds, settings.nodes, stops=window_seconds is not None)
     watcher = _Shown(stopwatch, settings) if has_view else stopwatch
 
-    def work(line: Line) -> Run:
+    def work(line: Line) -> ProductRun:
         if checks_in_turns:
             stopwatch.checks.start()
         return run_here(job, settings, name, stopwatch, watcher, measures_loss=measures_loss)
 
-    return msgspec.convert(run_apart(work, "w5xde", seconds), Run)
+    return msgspec.convert(run_apart(work, "w5xde", seconds), ProductRun)
 
 
 def run_here(
@@ -175,7 +175,7 @@ def run_here(
     watcher: Watcher,
     *,
     measures_loss: bool = False,
-) -> Run:
+) -> ProductRun:
     """The run itself, in this process. `watcher` is the stopwatch, or somebody who tells it."""
     before: list[int] = []
 
@@ -186,7 +186,7 @@ def run_here(
 
     result = run_coordinator(replace(job, model=model), settings, watcher=watcher, name=name)
     peak, checks = stopwatch.peak_bytes, stopwatch.checks
-    return Run(
+    return ProductRun(
         summary=result.summary,
         folder=str(result.folder.absolute()),
         reason=result.reason,

@@ -84,10 +84,12 @@ class Line:
 Work = Callable[[Line], Any]
 
 
-class Member:
+class ForkedProcess:
     """A forked process that does its work, talks to us, and in the end answers."""
 
-    def __init__(self, work: Work, name: str, seconds_max: float, siblings: Sequence[Member] = ()) -> None:
+    def __init__(
+        self, work: Work, name: str, seconds_max: float, siblings: Sequence[ForkedProcess] = ()
+    ) -> None:
         self._patience_seconds = seconds_max
         ours, theirs = socket.socketpair()
         sys.stdout.flush()
@@ -123,14 +125,14 @@ class Member:
 
 
 @contextlib.contextmanager
-def crew(works: dict[str, Work], seconds: float) -> Iterator[list[Member]]:
+def crew(works: dict[str, Work], seconds: float) -> Iterator[list[ForkedProcess]]:
     """One process for each work, that measures for so long. All are gone when this is left, however it is."""
     if not hasattr(os, "fork"):
         raise UsageError("benchmarks need a system that can fork", code="W5-303", fix="run them on Linux")
-    members: list[Member] = []
+    members: list[ForkedProcess] = []
     try:
         for name, work in works.items():
-            members.append(Member(work, name, seconds + OVERHEAD_SECONDS, members))
+            members.append(ForkedProcess(work, name, seconds + OVERHEAD_SECONDS, members))
         yield members
     finally:
         for member in members:
@@ -143,7 +145,7 @@ def run_apart(work: Work, name: str, seconds: float) -> Any:
         return member.hear()
 
 
-def start_together(members: list[Member], seconds: float) -> list[Any]:
+def start_together(members: list[ForkedProcess], seconds: float) -> list[Any]:
     """Once all are ready, let all measure during the same seconds; returns their answers."""
     for member in members:
         member.hear()

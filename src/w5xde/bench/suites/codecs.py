@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from w5xde.learn.model.layout import Group
+    from w5xde.learn.model.layout import DtypeGroup
 
 SPECS = (
     "none",
@@ -41,7 +41,7 @@ class Payload(NamedTuple):
 
     name: str
     raw: Tensor
-    groups: list[Group]
+    groups: list[DtypeGroup]
 
 
 def measure(seconds: float) -> dict[str, Any]:

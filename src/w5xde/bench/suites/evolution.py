@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from w5xde.bench import jobs
-from w5xde.bench.contestants.product import Run, count_again, run_product
+from w5xde.bench.contestants.product import ProductRun, count_again, run_product
 from w5xde.bench.measure.meter import machine, socket_buffer_bytes
 from w5xde.bench.measure.processes import warm_up
 from w5xde.bench.suites import pickled
 from w5xde.bench.suites.seed import Say, SeedOptions, runs_folder, seed_settings
-from w5xde.bench.suites.stages import STUDIES, Stage
+from w5xde.bench.suites.stages import STUDIES, StudyStage
 from w5xde.config import Settings
 
 
@@ -49,7 +49,7 @@ def run_evolution(options: EvolutionOptions, say: Say) -> dict[str, Any]:
     }
 
 
-def _row(stage: Stage, options: EvolutionOptions) -> dict[str, Any]:
+def _row(stage: StudyStage, options: EvolutionOptions) -> dict[str, Any]:
     with runs_folder(None) as runs:
         seed_options = SeedOptions(nodes=options.nodes, seconds=options.seconds)
         settings = seed_settings(seed_options, runs, **stage.settings)
@@ -70,14 +70,14 @@ def _row(stage: Stage, options: EvolutionOptions) -> dict[str, Any]:
     }
 
 
-def _of_pickles(run: Run, settings: Settings) -> float | None:
+def _of_pickles(run: ProductRun, settings: Settings) -> float | None:
     """How many times smaller pickles became; nothing if there were none."""
     if pickled.NAME not in settings.compress:
         return None
     return float(run.summary["compression_ratio"]) * pickled.growth(jobs.seed.model())
 
 
-def _figures(run: Run) -> dict[str, Any]:
+def _figures(run: ProductRun) -> dict[str, Any]:
     summary = run.summary
     moved = summary["bytes_sent"] + summary["bytes_received"]
     network = [node["seconds_network"] for node in summary["nodes"]]

@@ -12,7 +12,7 @@ from typing import Any
 from w5xde.bench import jobs
 from w5xde.bench.contestants.ddp import run_all_reduce
 from w5xde.bench.contestants.limits import copy_limit, stream_limit
-from w5xde.bench.contestants.product import Run, count_again, run_product, settings_for
+from w5xde.bench.contestants.product import ProductRun, count_again, run_product, settings_for
 from w5xde.bench.measure.meter import machine
 from w5xde.bench.measure.processes import warm_up
 from w5xde.bench.measure.stats import quotient
@@ -143,7 +143,7 @@ def _settings(options: ExchangeOptions, nodes: int, road: str, runs: str) -> Set
     )
 
 
-def _memory(run: Run, state_bytes: int) -> dict[str, Any]:
+def _memory(run: ProductRun, state_bytes: int) -> dict[str, Any]:
     """What the coordinator grew by, over parameters, optimizer state and one accumulator."""
     grown = run.coordinator_memory_bytes
     return {

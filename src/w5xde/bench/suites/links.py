@@ -14,7 +14,7 @@ import msgspec
 
 from w5xde.api import Watcher, run_node
 from w5xde.bench import jobs
-from w5xde.bench.contestants.product import Run, Stopwatch, count_again, run_here, settings_for
+from w5xde.bench.contestants.product import ProductRun, Stopwatch, count_again, run_here, settings_for
 from w5xde.bench.measure.meter import machine
 from w5xde.bench.measure.processes import Line, Work, crew, warm_up
 from w5xde.bench.measure.relay import be_relay, open_listener
@@ -145,7 +145,7 @@ def _turn(options: LinksOptions, job: Job, parameters: int, codec: str, rate: fl
         )
         stopwatch = Stopwatch(options.seconds, options.nodes, stops=True, warm_up_steps=WARM_UP_STEPS)
 
-        def coordinate(line: Line) -> Run:
+        def coordinate(line: Line) -> ProductRun:
             return run_here(job, settings, "w5xde.bench:links", stopwatch, Announced(stopwatch, line))
 
         def help_out(line: Line, name: str) -> None:
@@ -164,7 +164,7 @@ def _turn(options: LinksOptions, job: Job, parameters: int, codec: str, rate: fl
             relay.say([host, port])
             for node in nodes:
                 node.say(ticket)
-            run = msgspec.convert(coordinator.hear(), Run)
+            run = msgspec.convert(coordinator.hear(), ProductRun)
         count = count_again(run)
     summary, window = run.summary, run.window
     return {

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.codecs import pipeline
 from w5xde.learn.codecs.numbers import Run
-from w5xde.learn.model.layout import Blueprint, Group, describe
+from w5xde.learn.model.layout import Blueprint, DtypeGroup, describe
 
 NAME = "pickled"
 PROTOCOL = 5
@@ -38,20 +38,20 @@ def _packed_bytes(counts: tuple[int, ...]) -> int:
 class Pickled:
     """A stage that turns each group of a vector into a list of floats, and all of them into one pickle."""
 
-    def runs(self, groups: Sequence[Group]) -> list[Run]:
+    def runs(self, groups: Sequence[DtypeGroup]) -> list[Run]:
         return [Run(0, _packed_bytes(tuple(group.count for group in groups)), 1)]
 
-    def pack(self, raw: Tensor, groups: Sequence[Group]) -> Tensor:
+    def pack(self, raw: Tensor, groups: Sequence[DtypeGroup]) -> Tensor:
         lists = [_values(raw, group).double().tolist() for group in groups]
         return torch.frombuffer(bytearray(pickle.dumps(lists, protocol=PROTOCOL)), dtype=torch.uint8)
 
-    def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[Group]) -> None:
+    def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[DtypeGroup]) -> None:
         lists = _ListsOnly(io.BytesIO(packed.numpy().tobytes())).load()
         for group, values in zip(groups, lists, strict=True):
             _values(raw, group).copy_(torch.tensor(values, dtype=torch.float64))
 
 
-def _values(raw: Tensor, group: Group) -> Tensor:
+def _values(raw: Tensor, group: DtypeGroup) -> Tensor:
     return raw[group.start : group.start + group.count * group.dtype.itemsize].view(group.dtype)
 
 

@@ -18,7 +18,7 @@ from w5xde.bench import jobs
 from w5xde.bench.contestants.light_nodes import be_crowd
 from w5xde.bench.contestants.product import settings_for
 from w5xde.bench.measure.meter import cpu_seconds, machine, resident_bytes
-from w5xde.bench.measure.processes import Line, Member, Work, crew, warm_up
+from w5xde.bench.measure.processes import ForkedProcess, Line, Work, crew, warm_up
 from w5xde.bench.measure.stats import quotient
 from w5xde.bench.suites.seed import Say, runs_folder
 from w5xde.config import Settings
@@ -146,7 +146,7 @@ def _row(options: ScaleOptions, nodes: int) -> dict[str, Any]:
     }
 
 
-def _measure(crowd: Member, coordinator: Member, seconds: float) -> dict[str, Any]:
+def _measure(crowd: ForkedProcess, coordinator: ForkedProcess, seconds: float) -> dict[str, Any]:
     ticket = coordinator.hear()
     before = resident_bytes(coordinator.pid)
     joining = time.monotonic()
@@ -179,6 +179,6 @@ def _measure(crowd: Member, coordinator: Member, seconds: float) -> dict[str, An
     }
 
 
-def _ask(coordinator: Member) -> tuple[dict[str, Any], float]:
+def _ask(coordinator: ForkedProcess) -> tuple[dict[str, Any], float]:
     coordinator.say("how far?")
     return coordinator.hear(), cpu_seconds([coordinator.pid])

@@ -16,7 +16,7 @@ import torch
 
 from w5xde.bench import jobs
 from w5xde.bench.contestants.limits import ComputeLimit, compute_limit
-from w5xde.bench.contestants.product import Count, Run, count_again, run_product, settings_for
+from w5xde.bench.contestants.product import Count, ProductRun, count_again, run_product, settings_for
 from w5xde.bench.measure.meter import machine
 from w5xde.bench.measure.stats import quotient
 from w5xde.config import Settings
@@ -101,7 +101,7 @@ def seed_settings(options: SeedOptions, runs: str, **more: Any) -> Settings:
     )
 
 
-def figures(run: Run, limits: list[ComputeLimit], count: Count) -> dict[str, Any]:
+def figures(run: ProductRun, limits: list[ComputeLimit], count: Count) -> dict[str, Any]:
     """The first system's whole report, and what it did not say."""
     summary, window = run.summary, run.window
     limit = sum(one.batches_per_second for one in limits) / len(limits)

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from w5xde.learn.codecs.numbers import values_of
 from w5xde.learn.codecs.pipeline import Pipeline
-from w5xde.learn.model.layout import Group
+from w5xde.learn.model.layout import DtypeGroup
 
 
 class ErrorFeedback:
     """Encodes the updates of one sender, so that over time their sum arrives to within one rounding."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[DtypeGroup]) -> None:
         self._groups = groups
         # What the receiver has not got yet, laid out like the updates; None: nothing.
         self._owed: Tensor | None = None
@@ -42,5 +42,5 @@ class ErrorFeedback:
             torch.sub(values_of(raw, group), owed, out=owed).nan_to_num_(0, 0, 0)
         return pipeline.compress(packed, self._groups)
 
-    def _floats(self) -> list[Group]:
+    def _floats(self) -> list[DtypeGroup]:
         return [group for group in self._groups if group.dtype in (torch.float32, torch.float64)]

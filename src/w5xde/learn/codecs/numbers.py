@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from w5xde.learn.model.buffers import POOLED_BYTES_MIN, Buffers
-from w5xde.learn.model.layout import ALIGNMENT_BYTES, Group
+from w5xde.learn.model.layout import ALIGNMENT_BYTES, DtypeGroup
 from w5xde.learn.model.parallel import on_all_cores
 
 _NARROWED = (torch.float32, torch.float64)
@@ -48,20 +48,20 @@ class Run:
 class Numbers(Protocol):
     """A stage that turns the groups of a vector into other bytes, of a length known beforehand."""
 
-    def runs(self, groups: Sequence[Group]) -> list[Run]:
+    def runs(self, groups: Sequence[DtypeGroup]) -> list[Run]:
         """Where values of which size lie in a packed vector, which ends with the last of them."""
         ...
 
-    def pack(self, raw: Tensor, groups: Sequence[Group]) -> Tensor: ...
+    def pack(self, raw: Tensor, groups: Sequence[DtypeGroup]) -> Tensor: ...
 
-    def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[Group]) -> None: ...
+    def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[DtypeGroup]) -> None: ...
 
 
-def values_of(raw: Tensor, group: Group) -> Tensor:
+def values_of(raw: Tensor, group: DtypeGroup) -> Tensor:
     return bytes_of(raw, group).view(group.dtype)
 
 
-def bytes_of(raw: Tensor, group: Group) -> Tensor:
+def bytes_of(raw: Tensor, group: DtypeGroup) -> Tensor:
     return raw[group.start : group.start + group.count * group.dtype.itemsize]
 
 
@@ -108,17 +108,17 @@ class Narrow:
         self._largest = torch.finfo(dtype).max
         self._square_max = min(0.99 * self._largest**2, 1e38)
 
-    def runs(self, groups: Sequence[Group]) -> list[Run]:
+    def runs(self, groups: Sequence[DtypeGroup]) -> list[Run]:
         return _laid_out(
             [(group.count, 2 if group.dtype in _NARROWED else group.dtype.itemsize) for group in groups]
         )
 
-    def singly(self, groups: Sequence[Group]) -> list[tuple[int, torch.dtype]]:
+    def singly(self, groups: Sequence[DtypeGroup]) -> list[tuple[int, torch.dtype]]:
         """Where each group begins in a packed vector, and as what its numbers lie there."""
         dtypes = [self._dtype if group.dtype in _NARROWED else group.dtype for group in groups]
         return [(run.start, dtype) for run, dtype in zip(self.runs(groups), dtypes, strict=True)]
 
-    def pack(self, raw: Tensor, groups: Sequence[Group]) -> Tensor:
+    def pack(self, raw: Tensor, groups: Sequence[DtypeGroup]) -> Tensor:
         runs = self.runs(groups)
         packed = _new_packed(runs)
         for group, run in zip(groups, runs, strict=True):
@@ -134,7 +134,7 @@ class Narrow:
             _in_parts(round_some, group.count)
         return packed
 
-    def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[Group]) -> None:
+    def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[DtypeGroup]) -> None:
         for group, run in zip(groups, self.runs(groups), strict=True):
             part = packed[run.start : run.end]
             if group.dtype in _NARROWED:
@@ -162,7 +162,7 @@ class Int8:
     float32 can hold) has such a scale too, and with it nothing of the block is finite.
     """
 
-    def runs(self, groups: Sequence[Group]) -> list[Run]:
+    def runs(self, groups: Sequence[DtypeGroup]) -> list[Run]:
         sizes = []
         for group in groups:
             if group.dtype in _NARROWED:
@@ -171,7 +171,7 @@ class Int8:
                 sizes.append((group.count, group.dtype.itemsize))
         return _laid_out(sizes)
 
-    def pack(self, raw: Tensor, groups: Sequence[Group]) -> Tensor:
+    def pack(self, raw: Tensor, groups: Sequence[DtypeGroup]) -> Tensor:
         runs = self.runs(groups)
         packed = _new_packed(runs)
         parts = iter([packed[run.start : run.end] for run in runs])
@@ -185,7 +185,7 @@ class Int8:
                 _quantize(values, scale, narrow, scratch[: values.numel()].view(values.shape))
         return packed
 
-    def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[Group]) -> None:
+    def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[DtypeGroup]) -> None:
         parts = iter([packed[run.start : run.end] for run in self.runs(groups)])
         for group in groups:
             if group.dtype not in _NARROWED:

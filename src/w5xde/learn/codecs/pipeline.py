@@ -17,7 +17,7 @@ from w5xde.compression import LOSSY, Kind, Stage, add_name, parse_spec, spell
 from w5xde.learn.codecs import blocks
 from w5xde.learn.codecs.compressors import Compressor, Lz4, Lz4Frame, Zlib, Zstd, refuse
 from w5xde.learn.codecs.numbers import Int8, Narrow, Numbers, Run, new_bytes
-from w5xde.learn.model.layout import Group
+from w5xde.learn.model.layout import DtypeGroup
 
 _NUMBERS: dict[str, Numbers] = {
     "fp16": Narrow(torch.float16),
@@ -48,11 +48,11 @@ class Pipeline:
         # So coarse that what rounding takes must be sent later: see ErrorFeedback.
         self.is_coarse = numbers is not None and numbers.name == "int8"
 
-    def encode(self, raw: Tensor, groups: Sequence[Group]) -> list[memoryview]:
+    def encode(self, raw: Tensor, groups: Sequence[DtypeGroup]) -> list[memoryview]:
         """What travels, in pieces. They may be views of `raw`: it must not change until they are sent."""
         return self.compress(self.pack(raw, groups), groups)
 
-    def decode(self, body: memoryview | bytearray, raw: Tensor, groups: Sequence[Group]) -> None:
+    def decode(self, body: memoryview | bytearray, raw: Tensor, groups: Sequence[DtypeGroup]) -> None:
         """Write what `body` says into `raw`; bytes of `raw` that belong to no group may stay as they are.
 
         When a body is refused, `raw` may hold anything.
@@ -70,12 +70,12 @@ class Pipeline:
             self._decompress(view, packed.numpy(), groups)
         self._numbers.unpack(packed, raw, groups)
 
-    def encoded_bytes_max(self, raw_bytes: int, groups: Sequence[Group]) -> int:
+    def encoded_bytes_max(self, raw_bytes: int, groups: Sequence[DtypeGroup]) -> int:
         """No body of this spec is longer; without a compressor every one is exactly this long."""
         packed_bytes = self._packed_bytes(raw_bytes, groups)
         return packed_bytes if self._compressor is None else blocks.bytes_max(packed_bytes)
 
-    def singly(self, groups: Sequence[Group]) -> list[tuple[int, torch.dtype]] | None:
+    def singly(self, groups: Sequence[DtypeGroup]) -> list[tuple[int, torch.dtype]] | None:
         """Where each group begins in a body, and as what its numbers come, if each stands for itself."""
         if self._compressor is not None or self._is_shuffled:
             return None
@@ -83,18 +83,18 @@ class Pipeline:
             return [(group.start, group.dtype) for group in groups]
         return self._numbers.singly(groups) if isinstance(self._numbers, Narrow) else None
 
-    def pack(self, raw: Tensor, groups: Sequence[Group]) -> Tensor:
+    def pack(self, raw: Tensor, groups: Sequence[DtypeGroup]) -> Tensor:
         """The first half of encoding, in which numbers may be rounded; `raw` itself if they are not."""
         return raw if self._numbers is None else self._numbers.pack(raw, groups)
 
-    def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[Group]) -> None:
+    def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[DtypeGroup]) -> None:
         """What the other side will read from something packed."""
         if self._numbers is None:
             raw.copy_(packed)
         else:
             self._numbers.unpack(packed, raw, groups)
 
-    def compress(self, packed: Tensor, groups: Sequence[Group]) -> list[memoryview]:
+    def compress(self, packed: Tensor, groups: Sequence[DtypeGroup]) -> list[memoryview]:
         """The second half of encoding, in which nothing is lost."""
         whole = packed.numpy()
         runs = self._runs(groups) if self._is_shuffled else None
@@ -104,7 +104,7 @@ class Pipeline:
             whole = blocks.shuffle(whole, blocks.cover(runs, 0, len(whole)))
         return [whole.data]
 
-    def _decompress(self, body: memoryview, whole: blocks.Bytes, groups: Sequence[Group]) -> None:
+    def _decompress(self, body: memoryview, whole: blocks.Bytes, groups: Sequence[DtypeGroup]) -> None:
         runs = self._runs(groups) if self._is_shuffled else None
         if self._compressor is not None:
             blocks.decompress(body, whole, self._compressor, runs)
@@ -117,12 +117,12 @@ class Pipeline:
         else:
             blocks.unshuffle(np.frombuffer(body, np.uint8), whole, blocks.cover(runs, 0, len(whole)))
 
-    def _runs(self, groups: Sequence[Group]) -> list[Run]:
+    def _runs(self, groups: Sequence[DtypeGroup]) -> list[Run]:
         if self._numbers is not None:
             return self._numbers.runs(groups)
         return [Run(group.start, group.count, group.dtype.itemsize) for group in groups]
 
-    def _packed_bytes(self, raw_bytes: int, groups: Sequence[Group]) -> int:
+    def _packed_bytes(self, raw_bytes: int, groups: Sequence[DtypeGroup]) -> int:
         if self._numbers is None:
             return raw_bytes
         runs = self._numbers.runs(groups)

@@ -14,7 +14,7 @@ from w5xde.compression import AUTO, AUTO_LOSSY, NONE
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.codecs.sender import LOSSLESS, LOSSY
-from w5xde.learn.model.layout import Group
+from w5xde.learn.model.layout import DtypeGroup
 
 
 class CodecReceiver:
@@ -23,7 +23,7 @@ class CodecReceiver:
     def __init__(
         self,
         setting: str,
-        groups: Sequence[Group],
+        groups: Sequence[DtypeGroup],
         vector_bytes: int,
         allocate: Callable[[int], bytearray | memoryview] = bytearray,
     ) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from w5xde.compression import AUTO, AUTO_LOSSY, NONE, UP_ONLY, parse_spec, refuse_down
 from w5xde.learn.codecs.feedback import ErrorFeedback
 from w5xde.learn.codecs.pipeline import Pipeline, parse
-from w5xde.learn.model.layout import ALIGNMENT_BYTES, Group
+from w5xde.learn.model.layout import ALIGNMENT_BYTES, DtypeGroup
 
 # A payload that fits a few packets gains nothing: it goes as it is, and nobody even thinks about it.
 SMALL_BYTES = 4096
@@ -66,7 +66,7 @@ class CodecSender:
         self,
         setting: str,
         direction: Literal["up", "down"],
-        groups: Sequence[Group],
+        groups: Sequence[DtypeGroup],
         choice: Choice,
         clock: Callable[[], float],
     ) -> None:
@@ -122,7 +122,7 @@ class CodecSender:
             for part, groups in samples:
                 self._try(pipeline, part, groups)
 
-    def _try(self, pipeline: Pipeline, raw: Tensor, groups: Sequence[Group]) -> None:
+    def _try(self, pipeline: Pipeline, raw: Tensor, groups: Sequence[DtypeGroup]) -> None:
         # With all that belongs to it; on a copy, because what is owed is added to what is sent.
         raw, target, feedback = raw.clone(), torch.empty_like(raw), ErrorFeedback(groups)
         encode_seconds = decode_seconds = float("inf")
@@ -141,14 +141,14 @@ class CodecSender:
 
 
 def sample(
-    raw: Tensor, groups: Sequence[Group], stripes: int, stripe_bytes: int
-) -> tuple[Tensor, list[Group]]:
+    raw: Tensor, groups: Sequence[DtypeGroup], stripes: int, stripe_bytes: int
+) -> tuple[Tensor, list[DtypeGroup]]:
     """So many stripes from all over a vector, as a smaller vector; all of it, if it is not longer."""
     if raw.numel() <= stripes * stripe_bytes:
         return raw, list(groups)
     last = (raw.numel() - stripe_bytes) // ALIGNMENT_BYTES
     begins = [(last * (2 * number + 1) // (2 * stripes)) * ALIGNMENT_BYTES for number in range(stripes)]
-    found: list[Group] = []
+    found: list[DtypeGroup] = []
     for number, begin in enumerate(begins):
         for group in groups:
             size = group.dtype.itemsize

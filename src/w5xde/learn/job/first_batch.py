@@ -48,8 +48,8 @@ def try_first_batch(job: Job, module: nn.Module, source: Source, settings: Setti
     read_seconds = time.perf_counter() - started
     source.draws = drawn.torch or drawn.python or drawn.numpy
     sent = _sender(batch)
-    parameters = {name: _Kept(parameter) for name, parameter in module.named_parameters()}
-    buffers = {name: _Kept(buffer) for name, buffer in module.named_buffers()}
+    parameters = {name: _TensorBefore(parameter) for name, parameter in module.named_parameters()}
+    buffers = {name: _TensorBefore(buffer) for name, buffer in module.named_buffers()}
     seed_everything(seed)
     drawn = DrawnFrom()
     started = time.perf_counter()
@@ -80,7 +80,7 @@ def _check_repeatable(first: float, second: float) -> None:
         )
 
 
-class _Kept:
+class _TensorBefore:
     """A parameter or buffer as it was before the first batch."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -109,7 +109,7 @@ class _Kept:
         return (now != self.values) & ~((now != now) & (self.values != self.values))
 
 
-def _check_parameters(module: nn.Module, before: dict[str, _Kept]) -> None:
+def _check_parameters(module: nn.Module, before: dict[str, _TensorBefore]) -> None:
     for name, parameter in module.named_parameters():
         if name not in before:
             raise JobError(
@@ -208,7 +208,7 @@ def _check_gradients(module: nn.Module) -> None:
         parameter.grad = None
 
 
-def _changed_buffers(module: nn.Module, before: dict[str, _Kept]) -> set[str]:
+def _changed_buffers(module: nn.Module, before: dict[str, _TensorBefore]) -> set[str]:
     """Names of the persistent buffers that the first batch wrote to; all are put back as they were."""
     persistent = set(module.state_dict(keep_vars=True))
     written = set()
@@ -242,7 +242,7 @@ def _changed_buffers(module: nn.Module, before: dict[str, _Kept]) -> set[str]:
     return written
 
 
-def _refuse_without_differences(name: str, kept: _Kept, now: Tensor) -> None:
+def _refuse_without_differences(name: str, kept: _TensorBefore, now: Tensor) -> None:
     """Nodes tell how they changed a buffer; from infinity to a number there is no difference to tell."""
     if not layouts.has_differences(kept.values):
         raise JobError(

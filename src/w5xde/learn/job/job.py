@@ -176,6 +176,6 @@ def describe(error: BaseException) -> str:
 
 def _is_users(filename: str) -> bool:
     parts = Path(filename).parts
-    ours = str(Path(__file__).resolve().parent.parent)
+    ours = str(Path(__file__).resolve().parents[2])
     inside = filename.startswith(("<", ours)) or {"site-packages", "importlib", "torch"} & set(parts)
     return not inside

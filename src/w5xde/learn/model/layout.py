@@ -40,7 +40,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class DtypeGroup:
     """All entries of one role and dtype: `count` values from byte `start` on."""
 
     role: str
@@ -56,7 +56,7 @@ class Blueprint:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.offsets = [0] * len(layout.entries)
-        self.groups: list[Group] = []
+        self.groups: list[DtypeGroup] = []
         at = 0
         self.moving_bytes = 0
         for role in _ROLES:
@@ -78,7 +78,7 @@ class Blueprint:
         for i in chosen:
             self.offsets[i] = start + count * dtype.itemsize
             count += math.prod(self.layout.entries[i].shape)
-        self.groups.append(Group(role, dtype, start, count, chosen))
+        self.groups.append(DtypeGroup(role, dtype, start, count, chosen))
         end = start + count * dtype.itemsize
         return -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from w5xde.learn.model.layout import Group, Vector
+from w5xde.learn.model.layout import DtypeGroup, Vector
 from w5xde.learn.step.learner import Contribution, Learner, Spoiled, Total
 from w5xde.messages import TRAINED
 from w5xde.robust_rule import Robust
@@ -118,7 +118,7 @@ def _real(part: Tensor) -> Tensor:
     return torch.view_as_real(part).view(-1) if part.is_complex() else part
 
 
-def _trimmed(rows: list[Tensor], scales: list[float], out: int, group: Group) -> Tensor:
+def _trimmed(rows: list[Tensor], scales: list[float], out: int, group: DtypeGroup) -> Tensor:
     """At each coordinate the mean of all but the `out` largest and smallest."""
     if group.dtype is torch.bool:
         # A flag is set if more nodes set it than are left out.

@@ -40,9 +40,9 @@ from w5xde.runtime.durable.resume import Restored
 from w5xde.runtime.durable.run_folder import Recorder
 from w5xde.runtime.net.listener import Door
 from w5xde.runtime.system.actor import Actor
-from w5xde.runtime.telemetry.callback_runner import Audience
+from w5xde.runtime.telemetry.callback_runner import CallbackRunner
 from w5xde.runtime.telemetry.meters import Meters
-from w5xde.runtime.telemetry.sampler import Accountant
+from w5xde.runtime.telemetry.sampler import Sampler
 from w5xde.runtime.telemetry.status import RunStatus
 
 # Below this an update is folded on the loop: it costs less than handing it to a thread.
@@ -71,7 +71,7 @@ class Coordinator:
         self._prepared = prepared
         self._learner = prepared.learner
         self._recorder = recorder
-        self._audience = Audience(callbacks, lambda text: self._say("callback failed", text))
+        self._audience = CallbackRunner(callbacks, lambda text: self._say("callback failed", text))
         self._keeper = keeper
         self._restored = restored
         self._is_whole = True
@@ -174,7 +174,9 @@ class Coordinator:
             self._stepping,
         )
         self._writer = Actor("w5xde-keeper", self._broke, inline=False)
-        self._accountant = Accountant(self.meters, self._reception, self._writer, lambda: self._core.progress)
+        self._accountant = Sampler(
+            self.meters, self._reception.traffic, self._writer, lambda: self._core.progress
+        )
         self._evaluator = Evaluator(self._prepared, self._evaluated, self._evaluation_failed)
         self._keeper.start(self._actor, self._writer, self.dispatch, self._storage_note)
         self._perform: dict[type, Callable[[Any], None]] = {
@@ -251,7 +253,8 @@ class Coordinator:
                 self._stepping.flush()
                 if isinstance(event, ev.Stepped):
                     # Now that they count: whoever is told may ask how far we are.
-                    self._audience.steps(self._untold.popleft(), self.status)
+                    applied = [(each.step.version, each.losses) for each in self._untold.popleft()]
+                    self._audience.steps(applied, self.status)
         finally:
             self._is_dispatching = False
 

@@ -69,9 +69,6 @@ class Peer:
     arrival: Arrival | None = None
     arrival_of: Update | None = None
     is_kept_waiting: bool = False
-    # What of its traffic has been told.
-    told_sent: int = 0
-    told_received: int = 0
     # The frame that was arriving when we last looked: where it began, since when we look, how far it was.
     frame_seen: tuple[int, float, int] | None = None
     # How parameters are encoded for it, once that is worth thinking about.

@@ -47,7 +47,7 @@ from w5xde.runtime.node.worker import Done, Workbench
 from w5xde.runtime.system.actor import Actor
 from w5xde.runtime.system.machine import host_name
 from w5xde.runtime.system.memory import available_bytes
-from w5xde.runtime.telemetry.callback_runner import Audience
+from w5xde.runtime.telemetry.callback_runner import CallbackRunner
 from w5xde.runtime.telemetry.status import NodeReport
 
 # Work that takes longer than this is done on a thread, so that the loop keeps beating; back on the loop only
@@ -79,7 +79,7 @@ class Node:
         self._settings = settings
         self._device = choose_device(settings.device)
         self._note = note
-        self._audience = Audience(callbacks, lambda text: note("callback failed", text))
+        self._audience = CallbackRunner(callbacks, lambda text: note("callback failed", text))
         # Asked for at every greeting: the name that was given instead may be free the next time.
         self._wanted_name = settings.node_name or host_name()
         self.report = NodeReport(name=self._wanted_name)
