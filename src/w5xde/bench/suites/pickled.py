@@ -42,17 +42,13 @@ class Pickled:
         return [Run(0, _packed_bytes(tuple(group.count for group in groups)), 1)]
 
     def pack(self, raw: Tensor, groups: Sequence[DtypeGroup]) -> Tensor:
-        lists = [_values(raw, group).double().tolist() for group in groups]
+        lists = [group.values_in(raw).double().tolist() for group in groups]
         return torch.frombuffer(bytearray(pickle.dumps(lists, protocol=PROTOCOL)), dtype=torch.uint8)
 
     def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[DtypeGroup]) -> None:
         lists = _ListsOnly(io.BytesIO(packed.numpy().tobytes())).load()
         for group, values in zip(groups, lists, strict=True):
-            _values(raw, group).copy_(torch.tensor(values, dtype=torch.float64))
-
-
-def _values(raw: Tensor, group: DtypeGroup) -> Tensor:
-    return raw[group.start : group.start + group.count * group.dtype.itemsize].view(group.dtype)
+            group.values_in(raw).copy_(torch.tensor(values, dtype=torch.float64))
 
 
 def growth(model: nn.Module) -> float:

@@ -82,7 +82,7 @@ class Arrivals:
 
     def expect(self, peer: Peer, answer: Answer, body_bytes: int, link: float) -> bool:
         """The vector of this answer is about to come. False: the peer will be told to go on."""
-        wire = self._receiver.singly(answer.codec, body_bytes)
+        wire = self._receiver.element_layout(answer.codec, body_bytes)
         if wire is None or self._learner.vector_bytes < POOLED_BYTES_MIN or self._actor.inline:
             return True
         coming = _Coming(body_bytes, None if answer.codec == NONE else wire)
