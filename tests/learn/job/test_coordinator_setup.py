@@ -115,7 +115,7 @@ def test_a_loss_that_changes_parameters_itself(follow: Callable[[Tensor, Tensor]
 def test_a_parameter_that_is_made_while_training() -> None:
     error = refusal(make(lambda: jobs.Unborn("second")))
     assert error.code == "W5-221"
-    assert "parameter second comes into being" in error.what
+    assert "parameter second is created only when" in error.what
     assert refusal(make(lambda: jobs.Unborn("first"))).code == "W5-224"
 
 

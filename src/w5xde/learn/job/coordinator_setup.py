@@ -1,4 +1,7 @@
-"""From a job to something the coordinator can train, or a sentence that says why not."""
+"""Sets a job up for training on the coordinator, or refuses it with a JobError that says why.
+
+Knows nothing of nodes, sockets or threads.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from w5xde.config import Settings
 from w5xde.errors import JobError
 from w5xde.learn.data.sources import MapSource, Source
-from w5xde.learn.job.build import another, build_model, build_source, call
+from w5xde.learn.job.build import build_model, build_source, call, copy_module
 from w5xde.learn.job.first_batch import Trial, refuse_unsavable, try_first_batch
 from w5xde.learn.job.job import Job, describe
 from w5xde.learn.model import layout as layouts
@@ -30,7 +33,7 @@ from w5xde.messages import STILL, TRAINED, Rules
 
 
 class ModelParameters(list[nn.Parameter]):
-    """What `optimizer(params)` gets: the parameters, and their names for those who make groups."""
+    """The argument of `optimizer(params)`: the parameters, and their names for optimizers with groups."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module.parameters())
@@ -45,30 +48,30 @@ class ModelParameters(list[nn.Parameter]):
 
 @dataclass(slots=True)
 class Prepared:
-    """Everything the coordinator needs of a job."""
+    """Everything that the coordinator needs of a job."""
 
     learner: Learner
     source: Source
     rules: Rules
     evaluate: Callable[[nn.Module], dict[str, float]] | None
-    # The model once more, for those who need one of their own.
+    # Makes another instance of the model.
     copy_model: Callable[[], nn.Module]
-    # One who computes what nodes compute, with a model of its own.
+    # Makes a trainer that computes as a node does, with another instance of the model.
     make_trainer: Callable[[], Trainer]
-    # Whether the loss draws from torch's generator: other kinds of devices draw other numbers.
+    # Whether the loss draws from torch's generator, which gives other numbers on other kinds of devices.
     draws_torch: bool
-    # How long the first batch took to read, which decides where batches are read; and to compute.
+    # Seconds to read the first batch, which decide where batches are read, and to compute it.
     read_seconds: float
     batch_seconds: float
-    # What nodes compute before they are lent anything; or why there is no such thing, if that is news.
+    # The batch that a node computes before it gets a lease; or why there is none, if the user must know.
     canary: Expectation | None
     canary_trouble: str
-    # What stands for the sum of a step's gradients, if it is not their sum.
+    # With --robust: replaces the sum of the gradients of a step.
     robust: RobustSums | None
 
 
 def prepare(job: Job, settings: Settings) -> Prepared:
-    """Build model, data and optimizer and try the first batch."""
+    """Build model, data and optimizer, and try the first batch."""
     module = build_model(job, settings.seed)
     source = build_source(job, settings.seed, settings.batch_size, settings.shuffle)
     if settings.data == "local" and not isinstance(source, MapSource):
@@ -77,15 +80,15 @@ def prepare(job: Job, settings: Settings) -> Prepared:
             code="W5-204",
             fix="use --data stream, or return a data set with __len__ and __getitem__",
         )
-    # What no batch could make right (lazy, sparse, nothing to train) is told before the first one runs.
+    # Refuse what no batch can make right (lazy, sparse, nothing to train) before the first batch runs.
     refuse_unsavable(layouts.describe(module, set()))
-    trial = try_first_batch(job, another(job, module, settings.seed), source, settings)
+    trial = try_first_batch(job, copy_module(job, module, settings.seed), source, settings)
     layout = layouts.describe(module, layouts.moving_buffers(module, trial.changed))
     rules = _rules(settings, source, trial)
     canary, trouble = None, ""
     if settings.canary:
-        # Before there is anything else of the model's size.
-        copy = FlatModel(another(job, module, settings.seed), layout)
+        # First, while nothing else of the size of the model is in memory.
+        copy = FlatModel(copy_module(job, module, settings.seed), layout)
         canary, trouble = _expect(job, copy, rules, source, trial)
         del copy
     flat = FlatModel(module, layout)
@@ -94,7 +97,7 @@ def prepare(job: Job, settings: Settings) -> Prepared:
     scheduler = _build_scheduler(job, optimizer)
 
     def copy_model() -> nn.Module:
-        return another(job, module, settings.seed)
+        return copy_module(job, module, settings.seed)
 
     def make_trainer() -> Trainer:
         cpu = torch.device("cpu")
@@ -139,7 +142,7 @@ def _rules(settings: Settings, source: Source, trial: Trial) -> Rules:
 def _expect(
     job: Job, flat: FlatModel, rules: Rules, source: Source, trial: Trial
 ) -> tuple[Expectation | None, str]:
-    """The canary, computed on a model that is of no use afterwards; or why this job has none."""
+    """Compute the canary on a model that cannot be used afterwards; or why this job has none."""
     trainer = Trainer(job, flat, rules, torch.device("cpu"))
     dtypes = {entry.dtype for entry in flat.blueprint.layout.entries if entry.role == TRAINED}
     is_coarse = rules.precision == "bf16" or not dtypes.isdisjoint({"bfloat16", "float16"})
@@ -153,7 +156,7 @@ def _expect(
 
 
 def _require_same_buffers(flat: FlatModel, other: nn.Module) -> None:
-    """Buffers that never change are what model() makes of them, until a node is sent ours."""
+    """Require that model() creates the same constant buffers each time: the canary needs them."""
     buffers = dict(other.named_buffers())
     for entry, ours in zip(flat.blueprint.layout.entries, flat.tensors, strict=True):
         if entry.role == STILL and not same_bits(ours, buffers[entry.name]):
@@ -206,9 +209,9 @@ def _build_scheduler(job: Job, optimizer: Optimizer) -> Any:
 
 
 def _build_evaluate(
-    job: Job, another: Callable[[], nn.Module]
+    job: Job, copy_model: Callable[[], nn.Module]
 ) -> Callable[[nn.Module], dict[str, float]] | None:
-    """The evaluation, made to return a dict of numbers whatever the user's returns."""
+    """The evaluation of the job, which here always returns a dict of numbers; None if the job has none."""
     function = job.evaluate
     if function is None:
         return None
@@ -221,10 +224,10 @@ def _build_evaluate(
             found = {"score": found}
         return {str(key): float(value) for key, value in found.items()}
 
-    # Tried at once on a copy: an evaluation that fails after an hour of training helps nobody.
+    # Try it now on a copy, so that it does not fail for the first time after an hour of training.
     state = torch.get_rng_state()
     try:
-        evaluate(another())
+        evaluate(copy_model())
     except Exception as error:
         raise JobError(
             f"evaluate() failed on the untrained model: {describe(error)}",

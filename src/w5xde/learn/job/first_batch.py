@@ -1,7 +1,7 @@
-"""The trial: the coordinator computes the first batch itself, before any node is used.
+"""The trial: the coordinator computes the first batch itself, before it uses any node.
 
-A wrong loss or label type is told at once, in the user's words; and what the first batch does (which buffers
-it changes, which generators it draws from) decides what travels and what is seeded.
+It refuses a wrong loss or label type at once, and finds out which buffers a batch changes (these travel) and
+which random generators it draws from (these are seeded). Leaves the model as it was. Knows nothing of nodes.
 """
 
 from __future__ import annotations
@@ -30,16 +30,19 @@ from w5xde.tree import batch_seed
 
 @dataclass(slots=True)
 class Trial:
+    """What the first batch showed: the buffers it changed, the generators it drew from, and its seconds."""
+
     changed: set[str]
     draws_python: bool
     draws_numpy: bool
     draws_torch: bool
     read_seconds: float
-    # And to compute, when everything was warm, if that is known.
+    # To compute; in sync mode measured the second time, when everything is warm.
     batch_seconds: float
 
 
 def try_first_batch(job: Job, module: nn.Module, source: Source, settings: Settings) -> Trial:
+    """Read, send and compute the first batch as a node would; JobError if the job cannot be trained."""
     seed = batch_seed(settings.seed, 0, 0)
     seed_everything(seed)
     drawn = DrawnFrom()
@@ -68,7 +71,7 @@ def try_first_batch(job: Job, module: nn.Module, source: Source, settings: Setti
 
 
 def _check_repeatable(first: float, second: float) -> None:
-    # Far more than rounding could differ, far less than a carried state or a generator of its own makes.
+    # Far more than rounding differs, far less than state between batches or a private generator causes.
     if not math.isclose(first, second, rel_tol=1e-4, abs_tol=1e-6):
         raise JobError(
             f"the loss is {first:.6g} and then {second:.6g} for the same batch under the same seed",
@@ -90,22 +93,22 @@ class _TensorBefore:
         self._place = tensor.data_ptr() if tensor.layout is torch.strided else 0
 
     def is_written(self, now: Tensor) -> bool:
-        """Whether it was written to or replaced, in any of the ways torch allows."""
+        """Whether it was written to or replaced, in any way that torch allows."""
         if now is not self.tensor or now.layout is not torch.strided:
             return not self.is_same(now)
-        # Writing through .data leaves the version alone, and giving other .data leaves the values alone.
+        # Writing through .data does not change the version, assigning .data need not change the values.
         return now._version != self._version or now.data_ptr() != self._place or not self.is_same(now)
 
     def is_same(self, now: Tensor) -> bool:
         if now.layout is not torch.strided:
-            return True  # a sparse cache; what is persistent is never sparse
+            return True  # a sparse cache; persistent buffers are never sparse
         return self.is_alike(now) and not bool(self.differing(now).any())
 
     def is_alike(self, now: Tensor) -> bool:
         return now.shape == self.values.shape and now.dtype == self.values.dtype
 
     def differing(self, now: Tensor) -> Tensor:
-        """Which elements differ; NaN is no other than NaN."""
+        """Which elements differ; NaN equals NaN."""
         return (now != self.values) & ~((now != now) & (self.values != self.values))
 
 
@@ -113,7 +116,7 @@ def _check_parameters(module: nn.Module, before: dict[str, _TensorBefore]) -> No
     for name, parameter in module.named_parameters():
         if name not in before:
             raise JobError(
-                f"parameter {name} comes into being only when the model is used",
+                f"parameter {name} is created only when the model is first used",
                 code="W5-221",
                 fix="run one batch through the model inside model() before you return it",
             )
@@ -135,7 +138,7 @@ def _first_batch(source: Source) -> Any:
 
 
 def _sender(batch: Any) -> Callable[[], Any]:
-    """Gives the batch as a node will see it, anew each time; making it proves that it can be sent."""
+    """A function that returns a new copy of the batch as nodes get it; refuses one that cannot be sent."""
     packer = Packer()
     item = packer.pack(batch)
     body = bytearray(b"".join(packer.pieces))
@@ -209,14 +212,14 @@ def _check_gradients(module: nn.Module) -> None:
 
 
 def _changed_buffers(module: nn.Module, before: dict[str, _TensorBefore]) -> set[str]:
-    """Names of the persistent buffers that the first batch wrote to; all are put back as they were."""
+    """Names of the persistent buffers that the first batch wrote to; restores all buffers."""
     persistent = set(module.state_dict(keep_vars=True))
     written = set()
     for name, buffer in list(module.named_buffers()):
         kept = before.get(name)
         if kept is None or not kept.is_alike(buffer):
             if name not in persistent:
-                continue  # a cache that grows is nobody's state
+                continue  # a cache that grows is no state of the model
             raise JobError(
                 f"buffer {name} changes its shape or dtype while training",
                 code="W5-226",
@@ -233,7 +236,7 @@ def _changed_buffers(module: nn.Module, before: dict[str, _TensorBefore]) -> set
                     why="it would differ from node to node and never reach the trained model",
                     fix="register it with persistent=True",
                 )
-        # Back to the tensor it was, for one that was assigned may be a view of something else.
+        # Restore the tensor object too: an assigned one may be a view of something else.
         owner, _, local = name.rpartition(".")
         setattr(module.get_submodule(owner), local, kept.tensor)
         if not kept.is_same(kept.tensor):
@@ -243,7 +246,7 @@ def _changed_buffers(module: nn.Module, before: dict[str, _TensorBefore]) -> set
 
 
 def _refuse_without_differences(name: str, kept: _TensorBefore, now: Tensor) -> None:
-    """Nodes tell how they changed a buffer; from infinity to a number there is no difference to tell."""
+    """Refuse a buffer whose change cannot be sent as a difference: from NaN or infinity there is none."""
     if not layouts.has_differences(kept.values):
         raise JobError(
             f"buffer {name} changes while training but holds NaN, or numbers torch cannot add"
@@ -262,7 +265,7 @@ def _refuse_without_differences(name: str, kept: _TensorBefore, now: Tensor) -> 
 
 
 def refuse_unsavable(layout: Layout) -> None:
-    """A dtype that model.safetensors cannot hold would be found out only when training is over."""
+    """Refuse a dtype that model.safetensors cannot hold now, rather than when training is over."""
     for entry in layout.entries:
         try:
             save({"": torch.empty(0, dtype=layouts.DTYPES[entry.dtype])})

@@ -241,7 +241,7 @@ def moving_buffers(module: torch.nn.Module, changed: set[str]) -> set[str]:
 
 
 def has_differences(buffer: Tensor) -> bool:
-    """Whether a change of this buffer can be sent as a difference: torch adds its dtype, and it has no NaN."""
+    """Whether a change of this buffer can be sent as a difference: torch adds its dtype, it has no NaN."""
     if buffer.dtype not in (torch.float32, torch.int64, torch.bool):
         try:
             torch.zeros(1, dtype=buffer.dtype).add_(torch.zeros(1, dtype=buffer.dtype))
