@@ -152,7 +152,7 @@ class Meters:
         return sum(node.vector_bytes for node in self.nodes.values()) / encoded if encoded else None
 
     def shared(self, step: Step) -> None:
-        """Credit each node with its batches of a step."""
+        """A step is decided: who gave what of it."""
         for start, stop, node, _ in step.shares:
             meter = self.node(node)
             meter.batches += stop - start
