@@ -60,7 +60,7 @@ def test_each_setting_is_decided_on_its_own(tmp_path):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_has_defaults_of_its_own_that_anybody_may_override(command, tmp_path):
-    for key, value in COMMAND_DEFAULTS[command].items():
+    for key, value in COMMAND_DEFAULTS.get(command, {}).items():
         assert key in COMMAND_SETTINGS[command]
         assert getattr(resolved(command=command), key) == value
         assert getattr(resolved(file=f"{key} = 9", command=command, folder=tmp_path), key) == 9

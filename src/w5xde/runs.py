@@ -1,4 +1,4 @@
-"""Finding a run by what a user calls it, and reading what it was started with. Knows no torch."""
+"""Finds a run by its name or folder, and reads its manifest. Knows no torch, and no other file of a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def find_run(runs: str, name: str) -> Path:
 
 
 def _touched(folder: Path) -> float:
-    """When the run was last written to: names tell when it began."""
+    """The time of the last write to the run; names only tell when it began."""
     times = [0.0]
     for path in folder.iterdir():
         with contextlib.suppress(OSError):  # a run that goes on also removes files
@@ -48,7 +48,7 @@ def _known(runs: str) -> str:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What the run was started with."""
+    """The manifest of a run: the settings that it was started with, and its result."""
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes())
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -63,6 +63,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def free_name(folder: Path, stem: str) -> str:
-    """A name like this one that no run there has yet."""
+    """`stem`, or `stem` with the first number that makes a name which no run there has."""
     names = [stem, *(f"{stem}-{i}" for i in range(2, 1000))]
     return next(name for name in names if not (folder / name).exists())
