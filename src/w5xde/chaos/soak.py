@@ -1,9 +1,9 @@
-"""The soak: somebody is killed or frozen every few seconds, for as long as one likes.
+"""The soak: kills or freezes a random process every few seconds, for as long as asked.
 
     python -m w5xde.chaos --seconds 600 --every 5 --seed 1
 
-Before and after, the same pool is left in peace for a while: what it does then is what throughput is
-compared with. Chance comes from the seed alone; whom a blow finds in which state is up to the machine.
+Before and after, the same pool runs undisturbed for a while, and the throughput under chaos is compared with
+that. The seed fixes the faults; the state in which a fault finds a process depends on the machine.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from w5xde.sanitize import to_json
 # Many batches in a step, so that any number of nodes shares them about evenly.
 STEP_BATCHES = 48
 FREEZE_SECONDS = (1.0, 5.0)
-# Of what the pool does in peace, counting only time with the coordinator up.
+# Of the undisturbed throughput, counting only time with the coordinator up.
 THROUGHPUT_RATIO_MIN = 0.85
-# The run must end by itself one day, should the one who hurts it be killed.
+# The run must end by itself even if the soak is killed: this long after its planned end.
 LIMIT_SECONDS = 600.0
 INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 only if nothing was violated, the weights are the same, and throughput held."""
+    """Run a soak; returns 0 only if the audit is clean, the weights are the same, and throughput held."""
     given = _parser().parse_args(argv)
     try:
         return _soak(given)
@@ -56,9 +56,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seconds", type=float, default=600.0, help="of chaos (default: 600)")
     parser.add_argument("--nodes", type=int, default=8, help="how many (default: 8)")
-    parser.add_argument("--every", type=float, default=5.0, help="seconds between two blows (default: 5)")
-    parser.add_argument("--seed", type=int, help="of chance (default: a new one)")
-    parser.add_argument("--calm", type=float, default=30.0, help="seconds of peace, twice (default: 30)")
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between two faults (default: 5)")
+    parser.add_argument("--seed", type=int, help="of the random faults (default: a new one)")
+    parser.add_argument(
+        "--calm", type=float, default=30.0, help="undisturbed seconds, before and after (default: 30)"
+    )
     parser.add_argument("--runs", default="runs", help="folder in which runs are kept (default: runs)")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     return parser
@@ -104,7 +106,7 @@ def _soak(given: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SoakWindow:
-    """A stretch of the run, by the clock on the wall, and how much of it somebody could work."""
+    """A part of the run by wall-clock time, with its working seconds."""
 
     start: float
     stop: float
@@ -113,7 +115,7 @@ class SoakWindow:
 
 
 def _leave_in_peace(pool: Pool, seconds: float) -> SoakWindow:
-    """Wait until everybody is back at work, then watch them for a while."""
+    """Wait until all processes work again, then measure them undisturbed."""
     for child in pool.everybody:
         pool.thaw(child)
     before = pool.progress().nodes
@@ -129,13 +131,13 @@ def _leave_in_peace(pool: Pool, seconds: float) -> SoakWindow:
 
 
 def _torment(pool: Pool, chance: random.Random, seconds: float, every: float) -> SoakWindow:
-    """Kill or freeze somebody every few seconds."""
+    """Kill or freeze a random process every few seconds."""
     pool.tell(f"chaos for {seconds:g} s")
 
     def strike() -> None:
         left = seconds
         while True:
-            # All drawn each time, whoever is there: one seed is one list of intentions.
+            # Draw all numbers each time, whichever processes run: one seed gives one list of faults.
             gap = every * chance.uniform(0.5, 1.5)
             victim, is_kill = chance.randrange(len(pool.nodes) + 1), chance.random() < 0.5
             frozen_seconds = chance.uniform(*FREEZE_SECONDS)
@@ -159,7 +161,7 @@ def _watch(pool: Pool, happen: Callable[[], None]) -> SoakWindow:
 
 
 def _applied(pool: Pool) -> list[tuple[float, int]]:
-    """When each step that counts was applied, and of how many batches."""
+    """The time and the number of batches of each step that counts."""
     steps: list[tuple[float, int]] = []
     for record in pool.records():
         if record["kind"] == "restore":
@@ -172,7 +174,7 @@ def _applied(pool: Pool) -> list[tuple[float, int]]:
 def _throughput(
     steps: list[tuple[float, int]], peace: tuple[SoakWindow, SoakWindow], chaos: SoakWindow
 ) -> dict[str, Any]:
-    """Batches a second in chaos over those in peace, counting only time with the coordinator up."""
+    """Batches a second under chaos over the undisturbed rate, counting only time with the coordinator up."""
 
     def batches(window: SoakWindow) -> int:
         return sum(count for at, count in steps if window.start <= at < window.stop)
@@ -188,9 +190,9 @@ def _throughput(
         "chaos_batches": done,
         "chaos_seconds": round(chaos.stop - chaos.start, 3),
         "chaos_up_seconds": round(chaos.up_seconds, 3),
-        # What of the pool was there while the coordinator was up: the most that the next can be.
+        # The mean share of working nodes while the coordinator was up: a bound for the next ratio.
         "nodes_ready": over(chaos.ready_seconds, chaos.up_seconds),
         "throughput_ratio": over(done, chaos.up_seconds * calm_rate),
-        # The same for each node that was there.
+        # The same for each working node.
         "ready_ratio": over(done, chaos.ready_seconds * calm_rate),
     }

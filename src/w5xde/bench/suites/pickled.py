@@ -1,7 +1,7 @@
-"""The first system's way to serialise: lists of Python floats in a pickle. For `bench evolution` alone.
+"""The serialisation of the first system: lists of Python floats in a pickle. For `bench evolution` alone.
 
-The only module that may import pickle; nothing but the benchmark imports it. What is read was made by the
-benchmark's own processes, and still only lists and floats are accepted: no name is ever looked up.
+The only module that may import pickle, and only the benchmark imports it. It reads only pickles of the
+benchmark's own processes, and still accepts only lists and floats: it never looks up a name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _ListsOnly(pickle.Unpickler):
 
 @lru_cache(maxsize=64)
 def _packed_bytes(counts: tuple[int, ...]) -> int:
-    """Every float takes nine bytes whatever it is, so the length follows from how many there are."""
+    """Every float takes nine bytes, so the length follows from the counts."""
     return len(pickle.dumps([[0.5] * count for count in counts], protocol=PROTOCOL))
 
 
@@ -52,7 +52,7 @@ class Pickled:
 
 
 def growth(model: nn.Module) -> float:
-    """How many times as long as its numbers the pickle of a model is."""
+    """The length of the pickle of a model relative to the bytes of its numbers."""
     blueprint = Blueprint(describe(model, set()))
     return Pickled().runs(blueprint.moving_groups)[-1].end / blueprint.moving_bytes
 

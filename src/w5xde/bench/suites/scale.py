@@ -1,7 +1,7 @@
-"""`bench scale`: what more connections cost. One coordinator, and light nodes that answer at once.
+"""`bench scale`: the cost of more connections. One coordinator, and light nodes that answer at once.
 
-The coordinator is the real one, with ledger, checks and metrics; the nodes are connections of one process,
-which replay captured gradients. What is measured is the coordinator alone.
+The coordinator is real, with ledger, checks and metrics; the nodes are connections of one process that replay
+captured gradients. Only the coordinator is measured.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from w5xde.runtime.durable.audit import audit_run
 
 # Descriptors that a process needs besides one for each connection.
 SPARE_DESCRIPTORS = 100
-# Longest time for everybody to come, in seconds for each connection, and at least.
+# Seconds for all nodes to join: for each connection, and at least.
 JOIN_SECONDS_EACH, JOIN_SECONDS_MIN = 0.05, 30.0
 SETTLE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleOptions:
-    """What can be chosen."""
+    """The options of the benchmark."""
 
     nodes: tuple[int, ...] = (10, 100, 1000)
     seconds: float = 10.0
-    # Nothing: as much as a run allows by itself for so many nodes.
+    # None: the default of a run with this many nodes.
     staleness: int | None = None
     compute_seconds: float = 1e-4
 
 
 class Remote(Watcher):
-    """Lets another process ask how far a coordinator is, and stop it."""
+    """Lets another process ask for the status of a coordinator, and stop it."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -66,7 +66,7 @@ class Remote(Watcher):
 
 
 def run_scale(options: ScaleOptions, say: Say) -> dict[str, Any]:
-    """A row for each number of connections."""
+    """Measure a row for each number of connections."""
     require_descriptors(max(options.nodes))
     warm_up()
     rows: list[dict[str, Any]] = []
@@ -87,7 +87,7 @@ def run_scale(options: ScaleOptions, say: Say) -> dict[str, Any]:
 
 
 def require_descriptors(nodes: int) -> None:
-    """Each connection takes a descriptor in both processes; refuse what the system would not give."""
+    """Each connection takes a file descriptor in both processes; refuse more than the system allows."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -111,9 +111,9 @@ def _row(options: ScaleOptions, nodes: int) -> dict[str, Any]:
             mode="async",
             nodes=0,
             staleness=options.staleness,
-            # As from other machines, which each of them claims to be on.
+            # By TCP, as if from other machines.
             road="tcp",
-            # Only so that a coordinator that nobody stops ends.
+            # A limit, so that a coordinator ends even if nothing stops it.
             seconds=joining + 10 * options.seconds + 60,
         )
 

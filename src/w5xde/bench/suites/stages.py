@@ -1,7 +1,7 @@
-"""The first system's stages, studies and figures as data, and what each of them means here.
+"""The stages, studies and reported figures of the first system as data, and the settings that stand for them.
 
-Fixed codecs are always applied. `auto` leaves alone what fits a few packets, and this model does: so the
-stages that compressed only what was worth it compress nothing here, as they should.
+A fixed codec is always applied. `auto` never encodes a payload that fits a few packets, and this model does:
+so stages that compressed only large payloads compress nothing here, as they should.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ KB, MB = 1024, 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the first system reported of a stage, over 30 s with ten nodes. Nothing where it said nothing."""
+    """The first system's figures for a stage, over 30 s with ten nodes. None: not reported."""
 
     batches: int | None = None
     batches_per_second: float | None = None
@@ -26,7 +26,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class StudyStage:
-    """A stage: what it was, what stands for it here, what that sets, and what it gave then."""
+    """A stage: its description, what stands for it here, the settings for that, and its reported figures."""
 
     name: str
     about: str
