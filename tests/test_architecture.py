@@ -90,16 +90,16 @@ DANGEROUS = {
     "pickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "yaml", "ctypes", "cffi",
     "code", "codeop", "runpy",
 }  # fmt: skip
-# Who may import by a name: the package its own parts, the job its file, a benchmark what it compares with.
+# Modules that import by a name: the package its own parts, the job its file, benchmarks their contestants.
 MAY_IMPORT_BY_NAME = {
     "w5xde",
     "w5xde.learn.job.job",
     "w5xde.bench.contestants.ray_actors",
     "w5xde.bench.command",
 }
-# What turns text into code, however it is reached.
+# Builtins that turn text into code.
 EXECUTING = {"eval", "exec", "compile", "__import__"}
-# Whoever reads what a peer or a file says: no name in it may become an attribute's.
+# Modules that read messages of peers, or files: no name in these may become the name of an attribute.
 READERS = (
     "w5xde.protocol",
     "w5xde.messages",
@@ -279,7 +279,7 @@ def test_the_package_itself_imports_nothing_of_its_own_at_once():
     assert [found.module for found in package.imports() if found.at_once and found.top == "w5xde"] == []
 
 
-def test_whoever_imports_the_package_itself_wants_only_its_version():
+def test_modules_use_only_the_version_of_the_package_itself():
     for module, node in every_node():
         match node:
             case ast.Attribute(value=ast.Name(id="w5xde"), attr=name):

@@ -116,7 +116,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             " where that gives the same bits"
         ),
     ] = "auto"
-    # --- where and who
+    # --- machines and networks
     nodes: Annotated[int, Meta(ge=0, le=1000, description="node processes to start on this machine")] = 2
     host: Annotated[
         str, Meta(min_length=1, description="address to listen on (0.0.0.0 or auto: every network)")
@@ -164,7 +164,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 1
     node_name: Annotated[str | None, Meta(description="name of this node (default: the host's)")] = None
     wait: Annotated[float, Meta(ge=0, description="seconds to keep trying to connect at first")] = 5.0
-    # --- what is kept and shown
+    # --- storage and output
     checkpoint_every: Annotated[
         str, Meta(description="how often a checkpoint is written: 30s, 5m, 500steps or off")
     ] = "30s"

@@ -83,7 +83,7 @@ class Pool:
         self._environment = environment()
 
     @property
-    def everybody(self) -> list[Child]:
+    def children(self) -> list[Child]:
         return [self.coordinator, *self.nodes]
 
     @property
@@ -109,7 +109,7 @@ class Pool:
                 self.tell("the coordinator listens")
                 yield self
             finally:
-                for child in self.everybody:
+                for child in self.children:
                     child.end()
 
     @contextmanager
@@ -235,7 +235,7 @@ class Pool:
             raise KeyboardInterrupt
         now = time.monotonic()
         self._count(now)
-        for child in self.everybody:
+        for child in self.children:
             if child.starts_at is not None and now >= child.starts_at:
                 self._start(child)
             if child.thaws_at is not None and now >= child.thaws_at:
@@ -300,7 +300,7 @@ class Pool:
             "seconds": round(time.monotonic() - self._began_at, 3),
             "kills": sum(node.kills for node in self.nodes),
             "coordinator_kills": self.coordinator.kills,
-            "freezes": sum(child.freezes for child in self.everybody),
+            "freezes": sum(child.freezes for child in self.children),
             "seconds_down": round(self.down_seconds, 3),
         }
 

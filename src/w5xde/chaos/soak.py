@@ -80,9 +80,9 @@ def _soak(given: argparse.Namespace) -> int:
     with pool.open():
         for _ in range(given.nodes):
             pool.add_node()
-        before = _leave_in_peace(pool, given.calm)
-        chaos = _torment(pool, random.Random(seed), given.seconds, given.every)
-        after = _leave_in_peace(pool, given.calm)
+        before = _run_undisturbed(pool, given.calm)
+        chaos = _run_chaos(pool, random.Random(seed), given.seconds, given.every)
+        after = _run_undisturbed(pool, given.calm)
         pool.stop()
     pool.tell("the run has ended; the same in one process, with a plain PyTorch loop …")
     steps = read_manifest(pool.run)["result"]["steps"]
@@ -114,23 +114,23 @@ class SoakWindow:
     ready_seconds: float
 
 
-def _leave_in_peace(pool: Pool, seconds: float) -> SoakWindow:
+def _run_undisturbed(pool: Pool, seconds: float) -> SoakWindow:
     """Wait until all processes work again, then measure them undisturbed."""
-    for child in pool.everybody:
+    for child in pool.children:
         pool.thaw(child)
     before = pool.progress().nodes
 
     def all_give() -> bool:
         now = pool.progress().nodes
         giving = sum(batches > before.get(name, 0) for name, batches in now.items())
-        return giving >= len(pool.nodes) and all(child.is_working for child in pool.everybody)
+        return giving >= len(pool.nodes) and all(child.is_working for child in pool.children)
 
-    pool.until(all_give, "everybody is at work")
-    pool.tell(f"all are at work, and are left in peace for {seconds:g} s")
+    pool.until(all_give, "all processes work")
+    pool.tell(f"all processes work, and run undisturbed for {seconds:g} s")
     return _watch(pool, lambda: pool.wait(seconds))
 
 
-def _torment(pool: Pool, chance: random.Random, seconds: float, every: float) -> SoakWindow:
+def _run_chaos(pool: Pool, chance: random.Random, seconds: float, every: float) -> SoakWindow:
     """Kill or freeze a random process every few seconds."""
     pool.tell(f"chaos for {seconds:g} s")
 
@@ -145,7 +145,7 @@ def _torment(pool: Pool, chance: random.Random, seconds: float, every: float) ->
             left -= gap
             if left <= 0:
                 return
-            child = pool.everybody[victim]
+            child = pool.children[victim]
             if is_kill:
                 pool.kill(child)
             else:

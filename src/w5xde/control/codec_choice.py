@@ -53,10 +53,9 @@ class CodecChoice:
 
     def __init__(self) -> None:
         self.link_bytes_per_second: float | None = None
-        self.reason = f"{NONE}: the link has not been measured"
         # (Seconds, ratio) by payload size since measuring began, by spec; and the costs computed from them.
         self._samples: dict[str, dict[int, tuple[float, float]]] = {}
-        self._costs = {NONE: CodecCost(0.0, 0.0, 1.0)}
+        self.costs = {NONE: CodecCost(0.0, 0.0, 1.0)}
         self._spec = NONE
         self._measured_at: float | None = None
         self._measured_link = 0.0
@@ -99,7 +98,7 @@ class CodecChoice:
         """Note a trial of a codec. Trials of two sizes separate the cost of a call from that of bytes."""
         samples = self._samples.setdefault(spec, {})
         samples[raw_bytes] = (encode_seconds + decode_seconds, encoded_bytes / raw_bytes)
-        self._costs[spec] = CodecCost.fitted(samples)
+        self.costs[spec] = CodecCost.fitted(samples)
         self._answered_bytes = None
 
     def pick(self, raw_bytes: int) -> str:
@@ -113,38 +112,13 @@ class CodecChoice:
         link = self.link_bytes_per_second
         if link is None:
             return NONE
-        seconds = {spec: cost.seconds(raw_bytes, link) for spec, cost in self._costs.items()}
+        seconds = {spec: cost.seconds(raw_bytes, link) for spec, cost in self.costs.items()}
         raw_seconds = seconds.pop(NONE)
-        at = f"at {_shown_bytes(link)}/s"
-        best = min(seconds, key=seconds.__getitem__, default=NONE)
+        if not seconds:
+            return NONE
+        best = min(seconds, key=seconds.__getitem__)
         mine = seconds.get(self._spec)
         # Keep the codec in use while it gains anything and no other gains clearly more: ignore noise.
         if mine is not None and mine < raw_seconds and seconds[best] > mine * (1 - SWITCH_GAIN_MIN):
-            best = self._spec
-        elif best == NONE or seconds[best] > raw_seconds * (1 - GAIN_MIN):
-            soonest = f", {best} {_shown_seconds(seconds[best])}" if seconds else ""
-            self.reason = f"{NONE}: {_shown_seconds(raw_seconds)}{soonest} {at}"
-            return NONE
-        taken = _shown_seconds(seconds[best])
-        self.reason = f"{best}: {taken} instead of {_shown_seconds(raw_seconds)} {at}"
-        return best
-
-
-def _shown_seconds(seconds: float) -> str:
-    for unit in ("s", "ms"):
-        if seconds >= 1:
-            return f"{_shown(seconds)} {unit}"
-        seconds *= 1000
-    return f"{_shown(seconds)} µs"
-
-
-def _shown_bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{_shown(count)} {unit}"
-        count /= 1000
-    return f"{_shown(count)} GB"
-
-
-def _shown(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+            return self._spec
+        return best if seconds[best] <= raw_seconds * (1 - GAIN_MIN) else NONE

@@ -164,8 +164,8 @@ class Crowd:
                 vector, loss = self._captured.next() if self._captured is not None else (b"", 0.0)
                 losses.append(loss * samples)
                 pieces.append(vector)
-            told = losses if loan.apart else []
-            answers.append(Answer(loan.lease, loss_sum=sum(losses), seconds=seconds, losses=told))
+            each = losses if loan.apart else []
+            answers.append(Answer(loan.lease, loss_sum=sum(losses), seconds=seconds, losses=each))
             self.updates += len(sizes)
         connection.send(Update(work.version, answers), pieces)
         self._answered_at[connection] = self._loop.time()
@@ -200,11 +200,11 @@ async def _be_crowd(line: Line, count: int, compute_seconds: float, ticket: Tick
     crowd = Crowd(count, compute_seconds)
     await crowd.join(ticket)
     crowd.require_everybody()
-    line.say("everybody is here")
+    line.say("all nodes have joined")
     begun: list[tuple[int, int]] = []
     found: dict[str, Any] = {}
 
-    def told() -> None:
+    def obey() -> None:
         word = line.hear()
         if word == "answer":
             crowd.begin()
@@ -221,7 +221,7 @@ async def _be_crowd(line: Line, count: int, compute_seconds: float, ticket: Tick
             )
             line.say(found)
 
-    asyncio.get_running_loop().add_reader(line.fileno(), told)
+    asyncio.get_running_loop().add_reader(line.fileno(), obey)
     await crowd.is_over.wait()
     return found
 

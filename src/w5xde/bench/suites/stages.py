@@ -44,7 +44,7 @@ STAGES: tuple[StudyStage, ...] = (
     StudyStage(
         "early",
         "512 KB buffers, pickles, no compression, chatty logging",
-        f"{_PICKLES}; a view that tells everything, to nobody",
+        f"{_PICKLES}; a view that shows everything, drawn into memory",
         TCP | {"socket_buffer": 512 * KB, "compress": "pickled", "log": "verbose"},
         Figures(2_733, 91, 326e3, (24, 24), 709.11e6, None),
     ),
@@ -119,9 +119,9 @@ BUFFERS: tuple[StudyStage, ...] = tuple(
 
 _VIEW = "today's defaults, and the view of a terminal that is not there"
 LOGGING: tuple[StudyStage, ...] = (
-    StudyStage("verbose", "everything is told", _VIEW, {"log": "verbose"}, Figures(bytes_per_second=1.67e6)),
+    StudyStage("verbose", "shows everything", _VIEW, {"log": "verbose"}, Figures(bytes_per_second=1.67e6)),
     StudyStage("normal", "a line now and then", _VIEW, {"log": "normal"}, Figures(bytes_per_second=2.90e6)),
-    StudyStage("silent", "nothing is told", _VIEW, {"log": "silent"}, Figures(bytes_per_second=2.90e6)),
+    StudyStage("silent", "shows nothing", _VIEW, {"log": "silent"}, Figures(bytes_per_second=2.90e6)),
 )
 
 STUDIES: dict[str, tuple[StudyStage, ...]] = {"stages": STAGES, "buffers": BUFFERS, "logging": LOGGING}

@@ -172,6 +172,10 @@ class Row(Vector):
         self.block = block
         self.number = number
 
+    @property
+    def place(self) -> tuple[Block, int]:
+        return self.block, self.number
+
 
 class Block:
     """Vectors in one piece of CPU memory. The block can be reused when all rows that it gave out are back."""
@@ -206,20 +210,15 @@ class Block:
 def memory_of(vectors: Sequence[Vector]) -> list[memoryview]:
     """The bytes of all vectors, in order; neighbouring rows of one block are one piece."""
     pieces: list[memoryview] = []
-    at = 0
-    while at < len(vectors):
-        first, start = vectors[at], at
-        at += 1
-        if not isinstance(first, Row):
-            pieces.append(first.memory)
+    rows: list[Row] = []
+    for vector, following in zip(vectors, [*vectors[1:], None], strict=True):
+        if not isinstance(vector, Row):
+            pieces.append(vector.memory)
             continue
-        number = first.number + 1
-        while at < len(vectors):
-            row = vectors[at]
-            if not isinstance(row, Row) or row.block is not first.block or row.number != number:
-                break
-            at, number = at + 1, number + 1
-        pieces.append(first.block.memory(first.number, first.number + at - start))
+        rows.append(vector)
+        if not isinstance(following, Row) or following.place != (vector.block, vector.number + 1):
+            pieces.append(vector.block.memory(rows[0].number, vector.number + 1))
+            rows.clear()
     return pieces
 
 

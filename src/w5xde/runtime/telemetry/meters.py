@@ -202,7 +202,7 @@ class Meters:
         self.loss_mean = before + (loss - before) / LOSS_STEPS
 
     def sample(self, now: float, progress: Progress, bytes_sent: int, bytes_received: int) -> None:
-        """Note all counts at this time, so that rates can be told."""
+        """Note all counts at this time, for the rates."""
         before_sent, before_received = self._bytes_before
         self.bytes_sent, self.bytes_received = before_sent + bytes_sent, before_received + bytes_received
         self.samples_rate.add(now, progress.samples)
