@@ -146,46 +146,43 @@ def _sender(batch: Any) -> Callable[[], Any]:
 
 
 def _first_loss(job: Job, module: nn.Module, batch: Any, precision: str) -> float:
-    what = "the loss failed on the first batch, before any node was used"
+    """Compute loss and gradients of the first batch; JobError if that is impossible."""
+    problem = None
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
             loss = job.loss(module, batch)
+        problem = _loss_problem(loss)
+        if problem is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+            return float(loss.detach())
     except Exception as error:
+        what = "the loss failed on the first batch, before any node was used"
         raise JobError(what, code="W5-205", why=describe(error), fix=_hint(error)) from error
+    what, fix = problem
+    raise JobError(what, code="W5-205", fix=fix)
+
+
+def _loss_problem(loss: Any) -> tuple[str, str] | None:
+    """What is wrong with a loss, and how to fix it; None if it can be minimised."""
     if not isinstance(loss, Tensor):
-        raise JobError(
-            f"the loss returned a {type(loss).__name__}, not a tensor",
-            code="W5-205",
-            fix="return the loss as a tensor (without .item())",
+        return f"the loss returned a {type(loss).__name__}, not a tensor", (
+            "return the loss as a tensor (without .item())"
         )
     if loss.numel() != 1:
-        raise JobError(
-            f"the loss has shape {tuple(loss.shape)}, not one number",
-            code="W5-205",
-            fix="return a scalar, for example loss.mean()",
+        return f"the loss has shape {tuple(loss.shape)}, not one number", (
+            "return a scalar, for example loss.mean()"
         )
     if loss.is_complex():
-        raise JobError(
-            "the loss is complex", code="W5-205", fix="return a real number, for example loss.abs()"
-        )
-    value = float(loss.detach())
-    if not math.isfinite(value):
-        raise JobError(
-            f"the loss is {value} on the first batch",
-            code="W5-205",
-            fix="look at the inputs (NaN in the data?), the initial weights, or a log of zero",
+        return "the loss is complex", "return a real number, for example loss.abs()"
+    if not math.isfinite(value := float(loss.detach())):
+        return f"the loss is {value} on the first batch", (
+            "look at the inputs (NaN in the data?), the initial weights, or a log of zero"
         )
     if not loss.requires_grad:
-        raise JobError(
-            "the loss does not depend on any parameter that is trained",
-            code="W5-205",
-            fix="compute it from model(…) without torch.no_grad() or .detach()",
+        return "the loss does not depend on any parameter that is trained", (
+            "compute it from model(…) without torch.no_grad() or .detach()"
         )
-    try:
-        loss.backward()  # type: ignore[no-untyped-call]
-    except Exception as error:
-        raise JobError(what, code="W5-205", why=describe(error), fix=_hint(error)) from error
-    return value
+    return None
 
 
 def _hint(error: Exception) -> str:

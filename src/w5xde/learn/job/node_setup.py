@@ -105,15 +105,10 @@ def _require_sane(rules: Rules) -> None:
 def _own_source(job: Job, rules: Rules) -> MapSource:
     source = build_source(job, rules.seed, 1, shuffle=False)
     if not isinstance(source, MapSource) or source.samples != rules.data_samples:
-        raise JoinError(
-            f"your data set has {source.samples} samples, the run's has {rules.data_samples}",
-            code="W5-209",
-            fix="copy the coordinator's data here, or let it send batches with --data stream",
-        )
-    if source.fingerprint() != rules.data_digest:
-        raise JoinError(
-            "your data set has as many samples as the run's, but other ones",
-            code="W5-209",
-            fix="copy the coordinator's data here, or let it send batches with --data stream",
-        )
-    return source
+        what = f"your data set has {source.samples} samples, the run's has {rules.data_samples}"
+    elif source.fingerprint() != rules.data_digest:
+        what = "your data set has as many samples as the run's, but other ones"
+    else:
+        return source
+    fix = "copy the coordinator's data here, or let it send batches with --data stream"
+    raise JoinError(what, code="W5-209", fix=fix)
