@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -13,15 +13,13 @@ from w5xde.learn.data.sources import Source, open_source
 from w5xde.learn.job.job import Job, describe
 from w5xde.learn.model.seeding import seed_everything
 
+T = TypeVar("T")
+
 
 def build_model(job: Job, seed: int) -> nn.Module:
     """The module that `model()` returns under this seed, in training mode."""
     seed_everything(seed)
-    module = call("model()", job.model)
-    if not isinstance(module, nn.Module):
-        raise JobError(
-            f"model() returned a {type(module).__name__}", code="W5-202", fix="return a torch.nn.Module"
-        )
+    module = call_for(nn.Module, "torch.nn.Module", "model()", job.model)
     if not module.training:
         # Pretrained models often come in evaluation mode. But layers that model() put in evaluation mode
         # inside a training model (frozen BatchNorm) must stay there.
@@ -45,10 +43,20 @@ def build_source(job: Job, seed: int, batch_size: int, shuffle: bool) -> Source:
 
 
 def call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of the user's; whatever it raises becomes a JobError that names `what`."""
+    """Call a function of the user's, which messages call `what`; whatever it raises becomes a JobError."""
     try:
         return function(*arguments)
     except JobError:
         raise
     except Exception as error:
         raise JobError(f"{what} failed: {describe(error)}", code="W5-202") from error
+
+
+def call_for(kind: type[T], kind_name: str, what: str, function: Callable[..., Any], *arguments: Any) -> T:
+    """As `call`; JobError also if the result is not of this kind."""
+    found = call(what, function, *arguments)
+    if not isinstance(found, kind):
+        raise JobError(
+            f"{what} returned a {type(found).__name__}", code="W5-202", fix=f"return a {kind_name}"
+        )
+    return found

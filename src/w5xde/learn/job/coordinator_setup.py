@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from w5xde.config import Settings
 from w5xde.errors import JobError
 from w5xde.learn.data.sources import MapSource, Source
-from w5xde.learn.job.build import build_model, build_source, call, copy_module
+from w5xde.learn.job.build import build_model, build_source, call_for, copy_module
 from w5xde.learn.job.first_batch import Trial, refuse_unsavable, try_first_batch
 from w5xde.learn.job.job import Job, describe
 from w5xde.learn.model import layout as layouts
@@ -164,13 +163,8 @@ def _require_same_buffers(flat: FlatModel, other: nn.Module) -> None:
 
 
 def _build_optimizer(job: Job, module: nn.Module) -> Optimizer:
-    optimizer = call("optimizer()", job.optimizer, ModelParameters(module))
-    if not isinstance(optimizer, Optimizer):
-        raise JobError(
-            f"optimizer() returned a {type(optimizer).__name__}",
-            code="W5-202",
-            fix="return a torch.optim.Optimizer",
-        )
+    parameters = ModelParameters(module)
+    optimizer = call_for(Optimizer, "torch.optim.Optimizer", "optimizer()", job.optimizer, parameters)
     if isinstance(optimizer, (LBFGS, SparseAdam)):
         raise JobError(
             f"{type(optimizer).__name__} cannot be used here",
@@ -189,21 +183,16 @@ def _build_optimizer(job: Job, module: nn.Module) -> Optimizer:
     return optimizer
 
 
-def _build_scheduler(job: Job, optimizer: Optimizer) -> Any:
+def _build_scheduler(job: Job, optimizer: Optimizer) -> LRScheduler | None:
     if job.scheduler is None:
         return None
-    scheduler = call("scheduler()", job.scheduler, optimizer)
+    kind_name = "torch.optim.lr_scheduler.LRScheduler"
+    scheduler = call_for(LRScheduler, kind_name, "scheduler()", job.scheduler, optimizer)
     if isinstance(scheduler, ReduceLROnPlateau):
         raise JobError(
             "ReduceLROnPlateau cannot be used here: it wants a metric at each step",
             code="W5-228",
             fix="use a schedule over steps, for example CosineAnnealingLR or OneCycleLR",
-        )
-    if not isinstance(scheduler, LRScheduler):
-        raise JobError(
-            f"scheduler() returned a {type(scheduler).__name__}",
-            code="W5-202",
-            fix="return a torch.optim.lr_scheduler.LRScheduler",
         )
     return scheduler
 
@@ -225,15 +214,13 @@ def _build_evaluate(
         return {str(key): float(value) for key, value in found.items()}
 
     # Try it now on a copy, so that it does not fail for the first time after an hour of training.
-    state = torch.get_rng_state()
     try:
-        evaluate(copy_model())
+        with as_before():
+            evaluate(copy_model())
     except Exception as error:
         raise JobError(
             f"evaluate() failed on the untrained model: {describe(error)}",
             code="W5-229",
             fix="evaluate(model) must return a number or a dict of numbers",
         ) from error
-    finally:
-        torch.set_rng_state(state)
     return evaluate
