@@ -394,7 +394,7 @@ def test_the_benchmark_alone_can_reach_what_pickles():
         for found in module.imports()
         if found.module.startswith("w5xde.bench.suites.pickled")
     } == {"w5xde.bench.suites.evolution"}
-    # And nobody but the command, when it is asked to, reaches the benchmark.
+    # And only the command reaches the benchmark.
     assert {
         module.name for module in MODULES if module.home != "bench"
         for found in module.imports() if found.home == "bench"
@@ -402,7 +402,7 @@ def test_the_benchmark_alone_can_reach_what_pickles():
 
 
 def test_the_product_never_loads_what_pickles():
-    # Not what is run by being imported.
+    # Without modules that run when they are imported.
     product = [m.name for m in MODULES if m.home != "bench" and not m.name.endswith("__main__")]
     code = f"import sys, importlib\nfor name in {product}:\n    importlib.import_module(name)\n"
     code += "sys.exit(any(name.startswith('w5xde.bench') for name in sys.modules))"
@@ -524,7 +524,7 @@ def test_every_module_is_short_enough_to_be_read():
     assert {name: lines for name, lines in lengths.items() if lines > LINES_MAX} == {}
 
 
-# What is larger than it should be, and why. An entry that is no longer needed fails its test.
+# Exceptions and their reasons. An entry that is no longer needed fails its test.
 LONG_CLASSES = {
     "w5xde.control.audit.auditor.Auditor": "not yet split by idea",
     "w5xde.control.coordinator.CoordinatorCore": "not yet split by idea",

@@ -1,4 +1,4 @@
-"""Settings: flag over variable over file over default, and nonsense is told with the setting's name."""
+"""Settings: flags win over variables, these over the file, that over defaults; errors name the setting."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def refused(*layers: Any, **keywords: Any) -> str:
     return "\n".join(caught.value.lines())
 
 
-# --- who wins -------------------------------------------------------------------------------------
+# --- precedence-----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flag", [5, None], ids=["flag", "no flag"])

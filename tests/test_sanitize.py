@@ -1,4 +1,4 @@
-"""Others' words: whatever a peer says, no terminal, log or reader of JSON obeys it."""
+"""Untrusted text: no terminal, log or JSON reader obeys what a peer sends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def heard(frame: bytes) -> Message:
 
 
 def hostile(tag: str, **fields: object) -> bytes:
-    """A frame as a stranger would write it, who does not use our messages."""
+    """A frame as a program would write it that does not use our message classes."""
     meta = msgspec.msgpack.encode({"type": tag, **fields})
     return encode(Leave())[:4] + len(meta).to_bytes(4, "little") + bytes(8) + meta
 

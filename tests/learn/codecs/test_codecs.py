@@ -1,4 +1,4 @@
-"""Codecs: what is lossless comes back bit for bit, what rounds keeps its promise, and garbage is refused."""
+"""Lossless codecs restore every bit, lossy ones stay within their error, and all refuse garbage."""
 
 from __future__ import annotations
 
@@ -460,7 +460,7 @@ def test_what_rounds_says_so():
     assert [spec for spec in LOSSY if parse(spec).is_coarse] == ["int8", "int8 | shuffle | zlib:1"]
 
 
-def test_somebody_may_bring_a_stage_along(monkeypatch):
+def test_another_stage_can_be_registered(monkeypatch):
     for table, name in [(compression, "_NAMES"), (pipeline, "_NUMBERS"), (pipeline, "_COMPRESSORS")]:
         monkeypatch.setattr(table, name, dict(getattr(table, name)))
 

@@ -1,4 +1,4 @@
-"""The sender: what is fixed is done, what is small goes at once, and what is measured is the real payload."""
+"""The sender applies a fixed spec, never encodes small payloads, and measures codecs on the real payload."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from w5xde.learn.codecs.sender import LOSSLESS, LOSSY, CodecSender, sample
 
 
 class FakeChoice:
-    """Says what it was told to say, and writes down what it hears."""
+    """A choice that returns a given spec and records its calls."""
 
     def __init__(self, spec: str = "none", *, due: bool = False) -> None:
         self.spec = spec

@@ -25,7 +25,7 @@ from w5xde.learn.job.coordinator_setup import prepare
 def refusal(job: Job, **changes: Any) -> JobError:
     with pytest.raises(JobError) as caught:
         prepare(job, settings(**changes))
-    # What is said must be whole sentences for a person, and say what to do.
+    # Errors are whole sentences for a person, with advice.
     assert caught.value.fix
     return caught.value
 

@@ -18,7 +18,7 @@ HEADER = "from w5xde import Job\n"
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """An empty working folder; what is imported from it is forgotten afterwards."""
+    """An empty working folder; modules imported from it are unloaded afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
