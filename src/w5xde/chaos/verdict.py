@@ -1,4 +1,7 @@
-"""The verdict on a run under chaos: it must have the weights of a single process, and a clean audit."""
+"""The verdict on a run under chaos: it must have the weights of a single process, and a clean audit.
+
+Knows nothing of the faults: it reads only the run folder.
+"""
 
 from __future__ import annotations
 

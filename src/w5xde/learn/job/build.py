@@ -1,4 +1,7 @@
-"""Builds the model and the data of a job, the same in every process. Errors of user code become JobErrors."""
+"""Builds the model and the data of a job, the same in every process. Errors of user code become JobErrors.
+
+Knows nothing of the run: the caller passes the seed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Exact comparison: the sha256 of all weights, and whether two tensors or losses have the same bits."""
+"""Exact comparison: the sha256 of all weights, and whether two tensors or losses have the same bits.
+
+Knows no tolerance and no layout.
+"""
 
 from __future__ import annotations
 

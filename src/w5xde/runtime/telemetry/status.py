@@ -1,4 +1,7 @@
-"""The state of a run and of a node as plain data, which views draw and callbacks receive."""
+"""The state of a run and of a node as plain data, which views draw and callbacks receive.
+
+Knows nothing of how its figures are counted: `meters` does that.
+"""
 
 from __future__ import annotations
 
