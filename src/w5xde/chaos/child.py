@@ -1,4 +1,4 @@
-"""One process of a pool: the command that starts it, its log, and its restarts. Knows nothing of the others."""
+"""One process of a pool: the command that starts it, its log, and its restarts. Knows no other process."""
 
 from __future__ import annotations
 
