@@ -1,4 +1,4 @@
-"""Settings: flag over variable over file over default, and nonsense is told with the setting's name."""
+"""Settings: flags win over variables, these over the file, that over defaults; errors name the setting."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def refused(*layers: Any, **keywords: Any) -> str:
     return "\n".join(caught.value.lines())
 
 
-# --- who wins -------------------------------------------------------------------------------------
+# --- precedence-----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flag", [5, None], ids=["flag", "no flag"])
@@ -60,7 +60,7 @@ def test_each_setting_is_decided_on_its_own(tmp_path):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_has_defaults_of_its_own_that_anybody_may_override(command, tmp_path):
-    for key, value in COMMAND_DEFAULTS[command].items():
+    for key, value in COMMAND_DEFAULTS.get(command, {}).items():
         assert key in COMMAND_SETTINGS[command]
         assert getattr(resolved(command=command), key) == value
         assert getattr(resolved(file=f"{key} = 9", command=command, folder=tmp_path), key) == 9

@@ -1,4 +1,4 @@
-"""Others' words: whatever a peer says, no terminal, log or reader of JSON obeys it."""
+"""Untrusted text: no terminal, log or JSON reader obeys what a peer sends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from w5xde.learn.job.job import describe
 from w5xde.messages import Answer, Bye, Hello, Leave, Message, Refuse, Rejected, Update
 from w5xde.protocol.wire import Decoder, Limits, encode
 from w5xde.runtime.durable.run_folder import RunFolder
-from w5xde.runtime.telemetry.status import NodeRow, RunStatus
+from w5xde.runtime.telemetry.status import NodeStatus, RunStatus
 from w5xde.sanitize import harmless, to_json
 
 # Clears the screen, sets the title (ended by a bell or by ST), links, turns the writing round.
@@ -36,7 +36,7 @@ def heard(frame: bytes) -> Message:
 
 
 def hostile(tag: str, **fields: object) -> bytes:
-    """A frame as a stranger would write it, who does not use our messages."""
+    """A frame as a program would write it that does not use our message classes."""
     meta = msgspec.msgpack.encode({"type": tag, **fields})
     return encode(Leave())[:4] + len(meta).to_bytes(4, "little") + bytes(8) + meta
 
@@ -138,7 +138,7 @@ def test_the_view_obeys_nobody() -> None:
 
 
 def test_a_devices_markup_is_shown_and_not_obeyed() -> None:
-    row = NodeRow("pi", f"[bold]cpu[/nope]{ATTACK}", "working", 1, 1.0, 1.0, None, 0.0)
+    row = NodeStatus("pi", f"[bold]cpu[/nope]{ATTACK}", "working", 1, 1.0, 1.0, None, 0.0)
     out = io.StringIO()
     status = RunStatus("run", "sync", "127.0.0.1:1", 10, nodes=[row])
     Console(file=out, width=200).print(_node_table(status))

@@ -1,4 +1,4 @@
-"""The canonical tree: whoever sums which part of a step, and whenever, the expression is the same."""
+"""The canonical tree: any division of a step, in any order of arrival, gives the same expression."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_any_cover_in_any_order_gives_the_same_expression(count: int) -> None:
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_answers_that_overlap_change_nothing(count: int) -> None:
-    """Copies of late spans come in any size: what is covered is left, what covers more replaces the less."""
+    """Copies of late spans have any size: covered ones are ignored, larger ones replace smaller ones."""
     rng = random.Random(1000 + count)
     spans = every_span(count)
     for _ in range(20):

@@ -1,6 +1,6 @@
 """WIIIIIDE: train one PyTorch model on every machine you have.
 
-The public names, nothing else. They are loaded when they are used, so that `w5xde --help` is instant.
+Only the public names. Each is loaded on first use, so that `w5xde --help` is instant.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Callbacks: what a program can hear of a run, or of its node's part in one, while it goes on."""
+"""Callbacks: how a program follows a run, or the work of its node, while it goes on. Knows nothing else."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 class Callback:
-    """Override what you want to hear of. Calls come from the loop that trains, so be brief.
+    """Override the methods that you need. The event loop of the run calls them, so they must return soon.
 
-    `run` is a `w5xde.RunStatus`: how far the run is, its rates and its nodes. A callback that raises is not
-    called again, and training goes on.
+    `run` is a `w5xde.RunStatus`: the progress of the run, its rates and its nodes. A callback that raises is
+    not called again, and training goes on.
     """
 
     def on_start(self, run: Any) -> None:
@@ -28,7 +28,7 @@ class Callback:
         """A node left, or was lost."""
 
     def on_work(self, node: Any, batches: int, loss: float) -> None:
-        """At a node: it computed some batches, with this mean loss. `node` tells what it did so far."""
+        """On a node: it computed some batches, with this mean loss. `node` holds its totals so far."""
 
     def on_end(self, run: Any, summary: dict[str, Any]) -> None:
         """The run is over; `summary` is what --json prints."""

@@ -1,10 +1,10 @@
-"""What may be said about compression: names of stages, their order, and the setting `compress`.
+"""The language of the setting `compress`: the names of stages, their order, and the two directions.
 
     spec     none, or stages joined by |     bf16 | shuffle | zstd:1
     setting  auto, auto:lossy, a spec, or one for each direction     up: int8 | zstd, down: lz4
 
-A spec has at most one stage of each kind, in this order: numbers (fewer bits for each), order (bytes laid
-out so that they compress), compressor. Knows no torch and nothing that compresses: `learn/codecs` does that.
+A spec has at most one stage of each kind, in this order: numbers (fewer bits for each), order (bytes
+rearranged so that they compress well), compressor. Only parses text; `learn/codecs` does the work.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from itertools import pairwise
 AUTO = "auto"
 AUTO_LOSSY = "auto:lossy"
 NONE = "none"
-# Parameters in 8 bits would cost more than they save: every node would compute on another model than ours,
-# and there is no later update in which to send what rounding took, as there is for gradients.
+# Parameters in 8 bits would do harm: every node would compute on other weights than the coordinator's, and no
+# later update could send the rounding error, as it can for gradients.
 UP_ONLY = "int8"
 LOSSY = frozenset({"fp16", "bf16", "int8"})
 
@@ -28,7 +28,7 @@ _DIRECTION = re.compile(r"(\w+)\s*:\s*(.*)", re.DOTALL)
 
 
 class Kind(IntEnum):
-    """What a stage does. Stages come in this order, at most one of each."""
+    """The kind of a stage. Stages come in this order, at most one of each kind."""
 
     NUMBERS = 0
     ORDER = 1
@@ -36,28 +36,28 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
-    """A known stage: its kind and, if it takes a number, the lowest, the highest and the usual one."""
+class KnownStage:
+    """A stage that specs may name: its kind and, if it takes a number, its range and its default."""
 
     kind: Kind
     lowest: int = 0
     highest: int = 0
-    usual: int | None = None
+    default: int | None = None
 
 
-_NAMES: dict[str, Name] = {
-    "fp16": Name(Kind.NUMBERS),
-    "bf16": Name(Kind.NUMBERS),
-    "int8": Name(Kind.NUMBERS),
-    "shuffle": Name(Kind.ORDER),
-    "zlib": Name(Kind.COMPRESSOR, 0, 9, 1),
-    "lz4": Name(Kind.COMPRESSOR, 1, 65537, 1),
-    "lz4frame": Name(Kind.COMPRESSOR),
-    # Below -100 zstd hardly looks at its input any more, and above 19 it wants much more memory.
-    "zstd": Name(Kind.COMPRESSOR, -100, 19, 1),
+_NAMES: dict[str, KnownStage] = {
+    "fp16": KnownStage(Kind.NUMBERS),
+    "bf16": KnownStage(Kind.NUMBERS),
+    "int8": KnownStage(Kind.NUMBERS),
+    "shuffle": KnownStage(Kind.ORDER),
+    "zlib": KnownStage(Kind.COMPRESSOR, 0, 9, 1),
+    "lz4": KnownStage(Kind.COMPRESSOR, 1, 65537, 1),
+    "lz4frame": KnownStage(Kind.COMPRESSOR),
+    # Below -100 zstd hardly compresses, and above 19 it needs much more memory.
+    "zstd": KnownStage(Kind.COMPRESSOR, -100, 19, 1),
 }
-# lz4's own acceleration is what everybody means by lz4: it is not spelled out.
-_UNSPOKEN = {("lz4", 1)}
+# The default acceleration of lz4 is written without its number.
+_IMPLIED = {("lz4", 1)}
 _RULE = (
     "a spec is none, or at most one of fp16, bf16 and int8, then perhaps shuffle, "
     "then at most one of zlib, lz4, lz4frame and zstd, joined by |"
@@ -66,41 +66,41 @@ _RULE = (
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One step of a spec, with its number if it takes one."""
+    """One stage of a spec, with its number if it takes one."""
 
     name: str
     kind: Kind
     number: int | None = None
 
     def __str__(self) -> str:
-        is_plain = self.number is None or (self.name, self.number) in _UNSPOKEN
+        is_plain = self.number is None or (self.name, self.number) in _IMPLIED
         return self.name if is_plain else f"{self.name}:{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Directions:
-    """How each direction is compressed: gradients up to the coordinator, parameters down to the nodes."""
+    """The compression of each direction: gradients up to the coordinator, parameters down to the nodes."""
 
     up: str
     down: str
 
 
 def is_lossy(setting: str) -> bool:
-    """Whether what is sent so may arrive as other numbers."""
+    """Whether this setting may round what is sent."""
     if setting in (AUTO, AUTO_LOSSY):
         return setting == AUTO_LOSSY
     return any(stage.name in LOSSY for stage in parse_spec(setting))
 
 
 def add_name(name: str, kind: Kind) -> None:
-    """Let specs use a stage that somebody else brings along."""
+    """Let specs name another stage, which `learn.codecs.pipeline.register` provides."""
     if not _STAGE.fullmatch(name) or name in (*_NAMES, NONE, AUTO):
         raise ValueError(f"a stage cannot be called {name!r}")
-    _NAMES[name] = Name(kind)
+    _NAMES[name] = KnownStage(kind)
 
 
 def parse_spec(text: str) -> tuple[Stage, ...]:
-    """The stages of a spec, in order; none at all for `none`."""
+    """The stages of a spec, in order; empty for `none`. ValueError if it is not a spec."""
     if text.strip() == NONE:
         return ()
     stages = tuple(_parse_stage(part.strip(), text) for part in text.split("|"))
@@ -111,16 +111,16 @@ def parse_spec(text: str) -> tuple[Stage, ...]:
 
 
 def spell(stages: tuple[Stage, ...]) -> str:
-    """The one way to write these stages."""
+    """The canonical text of these stages."""
     return " | ".join(map(str, stages)) or NONE
 
 
 def parse_compress(setting: str) -> Directions:
-    """What the setting `compress` says for each direction; a direction that is not named stays `auto`."""
+    """The setting `compress` for each direction; a direction that it does not name is `auto`."""
     given = {}
     for part in setting.split(","):
         found = _DIRECTION.fullmatch(part.strip())
-        # zstd:1 and auto:lossy have a colon too: only words that are no stage can be directions.
+        # zstd:1 and auto:lossy have a colon too: a direction is a word that names no stage.
         if found is None or found[1] in (*_NAMES, AUTO):
             if "," in setting:
                 raise ValueError(f"compress {setting!r} must name its directions, like up: bf16, down: lz4")
@@ -149,7 +149,7 @@ def _parse_direction(text: str, direction: str) -> str:
 
 
 def refuse_down(stages: tuple[Stage, ...]) -> None:
-    """Parameters are not sent in as few bits as gradients may be."""
+    """Refuse a stage that is too coarse for parameters; ValueError."""
     if any(stage.name == UP_ONLY for stage in stages):
         raise ValueError(f"compress: {UP_ONLY} is for gradients only, say  up: {spell(stages)}")
 
@@ -164,8 +164,8 @@ def _parse_stage(part: str, text: str) -> Stage:
         raise ValueError(f"{text!r} names no codec {part!r}{hint}: {_RULE}")
     name, given = found[1], found[2]
     if given is None:
-        return Stage(name, known.kind, known.usual)
-    if known.usual is None:
+        return Stage(name, known.kind, known.default)
+    if known.default is None:
         raise ValueError(f"{name} in {text!r} takes no number")
     number = int(given)
     if not known.lowest <= number <= known.highest:

@@ -1,6 +1,7 @@
-"""Settings: one schema, and which command takes what of it. By which doors they come in is `doors.py`'s.
+"""Settings: one schema for all commands, and the settings of each command.
 
-What makes no sense is rejected here, before a socket opens. Knows no torch, so `--help` is instant.
+Refuses values that make no sense before a socket opens. Knows no torch, so that `--help` is instant, and not
+where values come from: `setting_sources.py` does.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from w5xde.compression import Directions, parse_compress
 from w5xde.messages import NODE_NAME_PATTERN
 from w5xde.robust_rule import Robust, parse_robust
 
-# A run's name is also a folder's name; both kinds of names are shown in terminals and logs.
+# The name of a run is also the name of its folder; names of runs and nodes appear in terminals and logs.
 SHOWN_NAME = re.compile(NODE_NAME_PATTERN)
 
 NORM = re.compile(r"auto|off|(?=[^e]*[1-9])\d*\.?\d+(e[+-]?\d\d?)?")
@@ -25,7 +26,7 @@ Positive = Annotated[int, Meta(ge=1)]
 
 
 def parse_every(text: str) -> tuple[float | None, int | None]:
-    """`30s`, `5m`, `500steps` or `off`, as seconds or steps between two checkpoints."""
+    """The interval of checkpoints, `30s`, `5m`, `500steps` or `off`, as (seconds, steps)."""
     if text == "off":
         return None, None
     found = _EVERY.fullmatch(text)
@@ -37,12 +38,12 @@ def parse_every(text: str) -> tuple[float | None, int | None]:
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that can be set, with its default. The descriptions are the help texts."""
+    """All settings with their defaults. The descriptions are the help texts."""
 
     # --- how to train
     mode: Annotated[
         Literal["sync", "async"],
-        Meta(description="sync: same bits whoever helps; async: each update is applied as it comes"),
+        Meta(description="sync: the same bits whichever nodes help; async: apply each update as it arrives"),
     ] = "sync"
     batch_size: Annotated[int, Meta(ge=1, description="samples in a batch")] = 32
     batches_per_step: Annotated[
@@ -56,20 +57,23 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_update_norm: Annotated[
         float | str,
         Meta(
-            description="updates beyond this norm are not believed: auto (ten times the usual), off, a number"
+            description="reject updates beyond this norm: auto (ten times the usual norm), off, or a number"
         ),
     ] = "auto"
     verify: Annotated[
-        float, Meta(ge=0, le=1, description="share of the work that is computed again here, to find cheats")
+        float,
+        Meta(
+            ge=0, le=1, description="share of the work that is computed again here, to find nodes that cheat"
+        ),
     ] = 0.0
     canary: Annotated[
-        bool, Meta(description="compare a small gradient of every node with our own before it takes part")
+        bool, Meta(description="compare a small gradient of every node with our own before it gets work")
     ] = True
     robust: Annotated[
         str,
         Meta(
-            description="sync: leave out extremes of what nodes gave: trim:B (of each number B at both ends"
-            ", with 2B+1 nodes or more), median, off. The bits then depend on who helped"
+            description="sync: leave out extreme gradients: trim:B (of each number the B largest and the B"
+            " smallest, with 2B+1 nodes or more), median, off. The bits then depend on which nodes helped"
         ),
     ] = "off"
     precision: Annotated[
@@ -101,8 +105,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     compress: Annotated[
         str,
         Meta(
-            description="what is sent, made smaller: auto (lossless, if the link is slow enough), auto:lossy,"
-            " none, codecs like zstd:1 or 'bf16 | lz4', or by direction: 'up: int8, down: lz4'"
+            description="compression of what is sent: auto (lossless, if the link is slow enough),"
+            " auto:lossy, none, codecs like zstd:1 or 'bf16 | lz4', or by direction: 'up: int8, down: lz4'"
         ),
     ] = "auto"
     recording: Annotated[
@@ -112,7 +116,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             " where that gives the same bits"
         ),
     ] = "auto"
-    # --- where and who
+    # --- machines and networks
     nodes: Annotated[int, Meta(ge=0, le=1000, description="node processes to start on this machine")] = 2
     host: Annotated[
         str, Meta(min_length=1, description="address to listen on (0.0.0.0 or auto: every network)")
@@ -122,55 +126,59 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None, Meta(description="hosts that tickets name, with commas (default: this machine's own)")
     ] = None
     ticket_file: Annotated[
-        str | None, Meta(description="write the ticket into this file, readable for its owner alone")
+        str | None, Meta(description="write the ticket into this file, which only its owner can read")
     ] = None
     insecure: Annotated[
-        bool, Meta(description="let others' machines join in clear text, which anybody on the way can read")
+        bool, Meta(description="let other machines join without encryption, so that the network can read all")
     ] = False
     new_identity: Annotated[
-        bool, Meta(description="a new certificate and new tickets: everybody has to join anew")
+        bool, Meta(description="a new certificate and new tickets: every node has to join again")
     ] = False
     tls_cert: Annotated[
         str | None, Meta(description="a certificate of your own (PEM), instead of the run's own")
     ] = None
     tls_key: Annotated[str | None, Meta(description="the key of that certificate (PEM)")] = None
     tls_ca: Annotated[
-        str | None, Meta(description="the authority (PEM) whose certificates the other side must have")
+        str | None, Meta(description="the authority (PEM) that signed the certificate of the other side")
     ] = None
     road: Annotated[
         Literal["auto", "tcp"],
-        Meta(description="auto: nodes on the coordinator's machine come by a faster road; tcp: none does"),
+        Meta(
+            description="auto: nodes on the coordinator's machine use a faster Unix socket; tcp: all use TCP"
+        ),
     ] = "auto"
     socket_buffer: Annotated[
         int, Meta(ge=0, le=2**30, description="bytes of each socket's buffers (0: the system adapts them)")
     ] = 0
     tcp_nodelay: Annotated[bool, Meta(description="send small messages at once")] = True
-    tcp_keepalive: Annotated[bool, Meta(description="let the system look after silent connections")] = True
-    tcp_quickack: Annotated[bool, Meta(description="acknowledge what arrives at once")] = False
+    tcp_keepalive: Annotated[bool, Meta(description="let the system probe silent connections")] = True
+    tcp_quickack: Annotated[bool, Meta(description="acknowledge data as soon as it arrives")] = False
     device: Annotated[str, Meta(description="auto, cpu, cuda, cuda:N, mps or xpu")] = "auto"
     threads: Annotated[
         int,
-        Meta(ge=1, le=1024, description="torch threads in each node; the same everywhere, or bits differ"),
+        Meta(
+            ge=1,
+            le=1024,
+            description="torch threads in each node; the same number everywhere, or bits differ",
+        ),
     ] = 1
     node_name: Annotated[str | None, Meta(description="name of this node (default: the host's)")] = None
-    wait: Annotated[
-        float, Meta(ge=0, description="seconds to keep trying while nothing answers at first")
-    ] = 5.0
-    # --- what is kept and shown
+    wait: Annotated[float, Meta(ge=0, description="seconds to keep trying to connect at first")] = 5.0
+    # --- storage and output
     checkpoint_every: Annotated[
         str, Meta(description="how often a checkpoint is written: 30s, 5m, 500steps or off")
     ] = "30s"
     keep_checkpoints: Annotated[int, Meta(ge=3, description="how many checkpoints are kept")] = 3
     durability: Annotated[
         Literal["checkpoint", "step"],
-        Meta(description="step: every step is on the disk before it counts, so that none is ever redone"),
+        Meta(description="step: every step is on disk before it counts, so that no step is ever redone"),
     ] = "checkpoint"
     skip_bad_batches: Annotated[
-        bool, Meta(description="call an epoch complete without batches that fail wherever they are tried")
+        bool, Meta(description="call an epoch complete without batches that fail on every node")
     ] = False
-    resume: Annotated[
-        str | None, Meta(description="go on with this run (its name, its folder, or latest)")
-    ] = None
+    resume: Annotated[str | None, Meta(description="continue this run (its name, its folder, or latest)")] = (
+        None
+    )
     name: Annotated[str | None, Meta(description="name of the run (default: a new one)")] = None
     runs: Annotated[str, Meta(description="folder in which runs are kept")] = "runs"
     log: Annotated[Literal["silent", "normal", "verbose"], Meta(description="how much is shown")] = "normal"
@@ -202,8 +210,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return
         if self.mode != "sync":
             raise ValueError(
-                f"robust {self.robust} compares what several nodes gave for one step, and in mode async each"
-                " step has one: use mode sync, or robust off and verify 0.1"
+                f"robust {self.robust} compares the gradients of several nodes for one step, and in mode"
+                " async each step has one node: use mode sync, or robust off and verify 0.1"
             )
         if self.step_batches < rule.needs:
             raise ValueError(
@@ -213,7 +221,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def robust_rule(self) -> Robust | None:
-        """What of a step is left out, if anything is."""
+        """The rule of the robust mean; None if `robust` is off."""
         return parse_robust(self.robust)
 
     @property
@@ -228,17 +236,17 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def directions(self) -> Directions:
-        """How what goes up to the coordinator and down to the nodes is compressed."""
+        """The compression of each direction."""
         return parse_compress(self.compress)
 
     @property
     def step_batches(self) -> int:
-        """Batches in a step: what was asked for, or what suits the mode."""
+        """Batches in a step: the setting, or the default of the mode."""
         return self.batches_per_step or (8 if self.mode == "sync" else 1)
 
     @property
     def epoch_limit(self) -> int | None:
-        """How many epochs at most; ten if nothing else says when to stop."""
+        """The limit of epochs; ten if no setting says when to stop, None if only others do."""
         if self.epochs is None and self.steps is None and self.seconds is None:
             return 10
         return self.epochs
@@ -270,7 +278,7 @@ _PLACE = ["nodes", "device", "threads", *_ENTRANCE, *_SOCKETS]
 _RUN = ["resume", "name", "runs"]
 _KEEPING = ["checkpoint_every", "keep_checkpoints", "durability", "skip_bad_batches", *_RUN]
 _SHOWING = ["log", "json"]
-# What is said for one start: a run that is resumed does not do it again.
+# Settings for one start only: a resumed run does not inherit them.
 FOR_ONCE = ["new_identity", *_SHOWING]
 COMMAND_SETTINGS: dict[str, list[str]] = {
     "train": [*_TRAINING, *_TRUST, *_PLACE, *_KEEPING, *_SHOWING],
@@ -283,16 +291,10 @@ COMMAND_SETTINGS: dict[str, list[str]] = {
     "explain": ["json"],
     "doctor": ["host", "port", "runs", "device", "json"],
 }
-# What a command takes when nobody says otherwise, where that differs from the schema.
+# Defaults of a command that differ from the schema.
 COMMAND_DEFAULTS: dict[str, dict[str, Any]] = {
-    "train": {},
     "serve": {"nodes": 0, "port": 5555},
-    "join": {},
-    "ticket": {},
     "demo": {"nodes": 3},
-    "audit": {},
-    "export": {},
-    "explain": {},
     "doctor": {"port": 5555},
 }
 

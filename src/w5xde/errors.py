@@ -1,17 +1,17 @@
-"""What can go wrong, and whose fault it was.
+"""All exceptions of w5xde, by whose fault they are.
 
     W5xdeError
-    ├── UserError              refused before a socket opens, with the sentence that fixes it
+    ├── UserError              refused before a socket opens, with advice
     │   ├── UsageError           a flag, a variable or w5xde.toml (exit 2)
     │   ├── JobError             the job file, model, data, loss or optimizer (exit 20)
     │   └── StorageError         the run folder (exit 40)
-    ├── JoinError              nobody answers, or the coordinator said no (exit 10)
+    ├── JoinError              no coordinator answers, or it refuses (exit 10)
     ├── ProtocolError
-    │   ├── LocalProtocolError   we tried to say something illegal: our bug, stop
-    │   └── RemoteProtocolError  the peer did: close that peer, carry on
-    └── TrainingError          training itself cannot go on (exit 30)
+    │   ├── LocalProtocolError   we tried to send an illegal message: our bug, stop
+    │   └── RemoteProtocolError  the peer sent one: close that connection, carry on
+    └── TrainingError          training cannot go on (exit 30)
 
-A node that dies is not an exception but an event, and a lease that is overdue is a list.
+A node that dies is not an exception but an event.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from w5xde.sanitize import harmless
 
 
 class W5xdeError(Exception):
-    """An error a person can act on: what happened, why, and what to do about it."""
+    """An error that a person can act on: what happened, why, and how to fix it."""
 
     exit_code = 70
 
@@ -37,20 +37,20 @@ class W5xdeError(Exception):
         self.fix = fix
 
     def lines(self) -> list[str]:
-        """The message as it is shown, one line for each part that there is."""
+        """The message for the terminal: one line for each part."""
         parts = [f"error[{self.code}]: {self.what}"]
         if self.why:
             parts.append(f"  why: {self.why}")
         if self.fix:
             parts.append(f"  fix: {self.fix}")
-        # A coordinator that is newer than we are may have refused us with a code that is not known here.
+        # A newer coordinator may refuse us with a code that this version does not know.
         if self.code in EXPLANATIONS:
             parts.append(f"  more: w5xde explain {self.code}")
         return [harmless(part) for part in parts]
 
 
 class UserError(W5xdeError):
-    """Something the user asked for cannot be right; nothing has been started yet."""
+    """The user asked for something impossible; nothing has been started yet."""
 
     exit_code = 2
 
@@ -72,7 +72,7 @@ class StorageError(UserError):
 
 
 class JoinError(W5xdeError):
-    """This machine cannot take part: nobody answers, or the coordinator refused."""
+    """This machine cannot join: no coordinator answers, or it refuses."""
 
     exit_code = 10
 
@@ -82,17 +82,17 @@ class ProtocolError(W5xdeError):
 
 
 class LocalProtocolError(ProtocolError):
-    """We were about to break the protocol ourselves."""
+    """This process was about to break the protocol."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer broke the protocol; only its connection suffers."""
+    """The peer broke the protocol; only its connection is closed."""
 
     exit_code = 10
 
 
 class TrainingError(W5xdeError):
-    """Training cannot go on, whoever helps."""
+    """Training cannot go on with any nodes."""
 
     exit_code = 30
     # What the run came to, as in `Result.summary`; nothing if it did not come to an end.

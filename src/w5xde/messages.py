@@ -1,8 +1,8 @@
-"""The nouns on the wire: frozen, typed, and nothing else.
+"""The messages on the wire, as frozen, typed structures.
 
-Each message is a small MessagePack map tagged with its name; tensors travel beside it as raw bytes
-(the *body*), described here by offset, dtype and shape. `docs/protocol.md` tells the conversation.
-Knows no sockets and no torch: a dtype is its name.
+Each message is a small MessagePack map tagged with its name; tensors travel beside it as raw bytes (the
+*body*), described here by offset, dtype and shape. `docs/protocol.md` describes the conversation. Knows no
+sockets, no torch (a dtype is its name), and not when a message is legal.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ Text = Annotated[str, Meta(max_length=4096)]
 NAME_CHARACTERS_MAX = 200
 Label = Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)]
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
-# Far more leases than one Work ever lends. Two bytes are an answer on the wire, and 150 in memory.
+# Far more leases than one Work ever has. An answer of two bytes on the wire takes 150 in memory.
 ANSWERS_MAX = 1024
-# Far more than the deepest model has.
+# Far more parameters and buffers than the deepest model has.
 ENTRIES_MAX = 100_000
 Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
-# Four samples and a model's moving buffers: far more than they take.
+# Far more than four samples and the moving buffers of a model need.
 CANARY_BODY_BYTES_MAX = 256 * 1024 * 1024
 # An id of 8 bytes and a secret of 16 (a ticket's) or 32 (a node's own).
 Proof = Annotated[bytes, Meta(max_length=64)]
 
 
 class Frozen(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What all messages have in common: they never change, have no unknown field, and omit what is usual."""
+    """The base of all messages: immutable, without unknown fields, and defaults are not sent."""
 
 
 class Spoken(Frozen, frozen=True):
-    """A message whose words are shown to people: they are harmless as soon as it is made or has arrived."""
+    """A message whose texts are shown to people: creating or decoding it makes them harmless."""
 
     def __post_init__(self) -> None:
         for name, said in msgspec.structs.asdict(self).items():
@@ -49,7 +49,7 @@ class Spoken(Frozen, frozen=True):
                 msgspec.structs.force_setattr(self, name, harmless(said))
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        # Bytes are secrets here, and whoever shows a message must not show these.
+        # Bytes are secrets here: never show them.
         said = msgspec.structs.asdict(self).items()
         return [(name, "***" if isinstance(word, bytes) and word else word) for name, word in said]
 
@@ -71,13 +71,13 @@ class TensorAt(Frozen, frozen=True, array_like=True, tag="t"):
 
 
 class Value(Frozen, frozen=True, array_like=True, tag="v"):
-    """A number, a string, a truth value or nothing."""
+    """A number, a string, a boolean or None."""
 
     value: bool | int | float | str | None
 
 
 class Bytes(Frozen, frozen=True, array_like=True, tag="b"):
-    """Bytes that are not a tensor's."""
+    """Bytes that belong to no tensor."""
 
     value: bytes
 
@@ -126,7 +126,7 @@ class Entry(Frozen, frozen=True, array_like=True):
 
 
 class Layout(Frozen, frozen=True):
-    """Every parameter and buffer in the order in which the model names them."""
+    """All parameters and buffers, in the order of the model."""
 
     entries: Annotated[list[Entry], Meta(max_length=ENTRIES_MAX)]
 
@@ -144,9 +144,9 @@ class Fill(Frozen, frozen=True, array_like=True):
 
 
 class Canary(Frozen, frozen=True, array_like=True):
-    """A batch to be computed before anything is lent, and the weights for it, by a formula.
+    """A batch that a node computes before it gets work, and a formula for the weights to compute it on.
 
-    `fills` has one place for each entry of the layout. In the body: the moving buffers, then the batch.
+    `fills` has one item for each entry of the layout. In the body: the moving buffers, then the batch.
     """
 
     fills: list[Fill | None]
@@ -157,7 +157,7 @@ class Canary(Frozen, frozen=True, array_like=True):
 
 
 class Hello(Spoken, frozen=True, tag="hello"):
-    """Node: who I am. The first message of every connection."""
+    """Node: this is my name, version and machine. The first message of every connection."""
 
     protocol: int
     package: Label
@@ -165,27 +165,28 @@ class Hello(Spoken, frozen=True, tag="hello"):
     run: Label = ""
     device: Label = "cpu"
     torch: Label = ""
-    # Nodes on one machine share its cores, and take turns if there are more of them.
+    # Nodes on one machine share its cores, and take turns if there are more nodes than cores.
     machine: Label = ""
     cores: Count = 0
-    # What lets it in, an id and a secret: the credential it was given when it first came, else its ticket.
+    # An id and a secret that admit the node: the credential that it got when it first joined, else its
+    # ticket.
     ticket: Proof = b""
     credential: Proof = b""
-    # It only wants to know who is here: its ticket is checked and not used up, and it may not be Ready.
+    # Only a check of the connection: the ticket is checked but not used up, and Ready is not allowed.
     looks: bool = False
 
 
 class Rules(Frozen, frozen=True):
-    """What every node of a run does alike."""
+    """The rules that all nodes of a run follow."""
 
     mode: Literal["sync", "async"]
     seed: Count
     precision: Literal["fp32", "bf16"]
     threads: Annotated[int, Meta(ge=1, le=1024)]
     data: Literal["stream", "local"]
-    # How nodes encode what they send: a spec, or `auto` to choose by what they measure.
+    # How nodes encode updates: a spec, or `auto` to choose by measurements.
     compress: Label = "none"
-    # Whether nodes may record what a batch does: `auto` or `off`.
+    # Whether nodes may record the kernels of a batch: `auto` or `off`.
     recording: Literal["auto", "off"] = "off"
     # Which of Python's and numpy's global generators the loss draws from; seeding costs time, so only these.
     seeds_python: bool = False
@@ -196,31 +197,31 @@ class Rules(Frozen, frozen=True):
 
 
 class Welcome(Spoken, frozen=True, tag="welcome"):
-    """Coordinator: you may take part, and this is the model your own must match."""
+    """Coordinator: you may join, and your model must match this layout."""
 
     run: Label
     incarnation: Count
     name: NodeName
     layout: Layout
     rules: Rules
-    # To come back with; said once, to a node that came by a ticket.
+    # For later connections; sent once, to a node that joined by a ticket.
     credential: Proof = b""
-    # To be computed before it is lent anything.
+    # To compute before the node gets work.
     canary: Canary | None = None
 
 
 class Ready(Frozen, frozen=True, tag="ready"):
-    """Node: my model and data match, and this is a sketch of what the canary gave; lend me work."""
+    """Node: my model and data match, and the body is a sketch of my canary gradients; I am ready for work."""
 
     layout_digest: Label
-    # What the canary took to compute.
+    # Seconds to compute the canary.
     seconds: float = 0.0
-    # Bytes a second at which it arrived, as far as it was measured; 0: it was too small.
+    # Bytes a second at which the canary arrived; 0: too small to measure.
     link: float = 0.0
 
 
 class Refuse(Spoken, frozen=True, tag="refuse"):
-    """Coordinator: no, and why. The connection closes."""
+    """Coordinator: you may not join, and why. The connection closes."""
 
     code: Label
     what: Text
@@ -242,7 +243,7 @@ class Params(Frozen, frozen=True, tag="params"):
 class Loan(Frozen, frozen=True, array_like=True):
     """A lease as the node sees it: batches `start..stop` of a step of `count` batches, `samples` in all.
 
-    If they are `apart`, each batch is a step of its own.
+    If it is `apart`, each batch is a step of its own.
     """
 
     lease: Count
@@ -260,15 +261,15 @@ class Work(Frozen, frozen=True, tag="work"):
 
     version: Count
     loans: Annotated[list[Loan], Meta(min_length=1, max_length=ANSWERS_MAX)]
-    # Bytes a second at which this node's updates arrive, as far as it was measured; 0: not yet.
+    # Bytes a second at which updates of this node arrive; 0: not measured yet.
     link: float = 0.0
 
 
 class Answer(Frozen, frozen=True, array_like=True):
-    """What one lease gave. Its vector is in the body, in the order of the answers; a failure has none.
+    """The result of one lease. Its vector is in the body, in the order of the answers; a failure has none.
 
-    A vector that is encoded takes `body_bytes` of the body, any other as many as the layout says. Batches
-    that are apart have a vector each, none of them encoded.
+    An encoded vector takes `body_bytes` of the body, any other as many as the layout says. A lease that is
+    `apart` has a vector for each batch, none of them encoded.
     """
 
     lease: Count
@@ -280,12 +281,12 @@ class Answer(Frozen, frozen=True, array_like=True):
     failure: Text = ""
     codec: Label = "none"
     body_bytes: Count = 0
-    # Of batches that are apart, for each: its loss, and what is absent, if anything is.
+    # For a lease that is `apart`: the loss of each batch, and its absent entries if it has any.
     losses: Annotated[list[float], Meta(max_length=ANSWERS_MAX)] = []
     absents: Annotated[list[list[int]], Meta(max_length=ANSWERS_MAX)] = []
 
     def __post_init__(self) -> None:
-        # There is one for every lease, and hardly any failed.
+        # Answers are frequent and failures rare.
         if self.failure:
             msgspec.structs.force_setattr(self, "failure", harmless(self.failure))
 
@@ -296,40 +297,40 @@ class Update(Frozen, frozen=True, tag="update"):
     version: Count
     answers: Annotated[list[Answer], Meta(max_length=ANSWERS_MAX)]
     waited_seconds: float = 0.0
-    # Of the seconds of its answers, how many it was on a core.
+    # The part of the seconds of its answers that it was on a core.
     core_seconds: float = 0.0
     # Encoding and decoding; and sending and receiving, from the first byte to the last.
     codec_seconds: float = 0.0
     network_seconds: float = 0.0
-    # Bytes a second at which parameters and batches arrive here, as far as it was measured; 0: not yet.
+    # Bytes a second at which parameters and batches arrive at the node; 0: not measured yet.
     link: float = 0.0
 
 
 class Cancel(Frozen, frozen=True, tag="cancel"):
-    """Coordinator: nobody needs these leases any more."""
+    """Coordinator: these leases are no longer needed."""
 
     leases: Annotated[list[Count], Meta(max_length=64 * ANSWERS_MAX)]
 
 
 class Rejected(Spoken, frozen=True, tag="rejected"):
-    """Coordinator: this answer changed nothing, and why."""
+    """Coordinator: this answer was rejected, and why."""
 
     lease: Count
     reason: Text
 
 
 class Beat(Frozen, frozen=True, tag="beat"):
-    """Either: I am here. Any other message says so too."""
+    """Either side: I am alive. Any other message says so too."""
 
 
 class Leave(Spoken, frozen=True, tag="leave"):
-    """Node: I go. A reason other than politeness is shown to the user."""
+    """Node: I leave. The coordinator shows the reason, if there is one."""
 
     reason: Text = ""
 
 
 class Bye(Spoken, frozen=True, tag="bye"):
-    """Coordinator: the run is over, or you are not welcome any more."""
+    """Coordinator: the run is over, or you are evicted."""
 
     reason: Text
     finished: bool

@@ -1,4 +1,4 @@
-"""Robust means: how many of a step's nodes are left out at each end, and how many nodes that takes.
+"""The rule of robust means: how many nodes of a step are left out at each end, and how many it needs.
 
 `trim:B` leaves out the B largest and the B smallest; `median` leaves out as many as it can. Knows no tensors.
 """
@@ -16,23 +16,23 @@ _SPEC = re.compile(r"trim:([1-9]\d{0,2})")
 
 
 class Robust(NamedTuple):
-    """Of a step's nodes, at every coordinate, `trim` are left out at each end; None: all but the middle."""
+    """At every coordinate `trim` nodes are left out at each end; None: all but the middle one or two."""
 
     trim: int | None
 
     @property
     def needs(self) -> int:
-        """How many nodes must take part in a step for the promise to hold."""
+        """The number of nodes that a step needs for the promise to hold."""
         return 3 if self.trim is None else 2 * self.trim + 1
 
     def left_out(self, nodes: int) -> int:
-        """How many are left out at each end when so many take part: at least one always remains."""
+        """The number left out at each end of `nodes` nodes: at least one node remains."""
         most = (nodes - 1) // 2
         return most if self.trim is None else min(self.trim, most)
 
 
 def parse_robust(text: str) -> Robust | None:
-    """`off`, `median` or `trim:B`."""
+    """The rule for `off` (None), `median` or `trim:B`; ValueError for any other text."""
     if text == OFF:
         return None
     if text == MEDIAN:

@@ -1,4 +1,4 @@
-"""Finds the folder of a run by its name, and reads its manifest. Knows no torch."""
+"""Finds a run by its name or folder, and reads its manifest. Knows no torch, and no other file of a run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _known(runs: str) -> str:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a run; StorageError if it cannot be read."""
+    """The manifest of a run: the settings that it was started with, and its result."""
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes())
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

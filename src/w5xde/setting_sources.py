@@ -1,6 +1,6 @@
-"""The four doors through which settings come in: arguments, `W5XDE_*`, `w5xde.toml`, and an earlier run.
+"""The four sources of settings: arguments, `W5XDE_*` variables, `w5xde.toml`, and an earlier run.
 
-What a setting is and may be is `config.py`'s. Knows no torch, so `--help` is instant.
+Knows no torch, so that `--help` is instant, and not which values make sense: `config.py` does.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from w5xde.ticket import VARIABLE
 
 SETTINGS_FILE = "w5xde.toml"
 ENVIRONMENT_PREFIX = "W5XDE_"
-# Variables of ours that are no settings: they must not end up in a manifest.
+# Variables of ours that are no settings: they must not reach a manifest.
 NO_SETTINGS = {VARIABLE, STATE_VARIABLE}
-# What a run keeps for life: with another of these it would be another run.
+# Settings that a resumed run must keep: they decide the trained weights.
 FIXED_SETTINGS = [
     "mode",
     "batch_size",
@@ -44,11 +44,11 @@ def resolve(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Settings:
-    """Settings of a command: arguments first, then `W5XDE_*`, then `w5xde.toml`, then defaults."""
+    """The settings of a command: arguments, then `W5XDE_*`, then `w5xde.toml`, then defaults."""
     known = list(Settings.__struct_fields__)
     for key in arguments:
         _require_known(key, known, "unknown setting {!r}")
-    merged = dict(COMMAND_DEFAULTS[command])
+    merged = dict(COMMAND_DEFAULTS.get(command, {}))
     wanted = set(COMMAND_SETTINGS[command])
     layers = [
         ("w5xde.toml", _read_file(folder, known)),
@@ -67,7 +67,7 @@ def resolve(
 
 
 def _resumed(settings: Settings, given: dict[str, Any]) -> Settings:
-    """The settings of an earlier run, and those said anew; what would make it another run is refused."""
+    """The settings of an earlier run with those given anew; refuses to change FIXED_SETTINGS."""
     folder = find_run(settings.runs, settings.resume or "")
     earlier = read_manifest(folder)["settings"]
     if given.get("name", folder.name) != folder.name:
@@ -92,7 +92,7 @@ def _resumed(settings: Settings, given: dict[str, Any]) -> Settings:
 
 def _convert(values: dict[str, Any], origin: str) -> Settings:
     try:
-        # Flags and variables are text, and TOML may say 5 where a float is meant: hence not strict.
+        # Not strict: flags and variables are text, and TOML may have 5 for a float.
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
         text = re.sub(r" - at `\$\.(\w+)`", lambda m: f" for {m[1].replace('_', '-')}", str(error))

@@ -1,11 +1,11 @@
 """The canonical pairwise tree over the batches of a step, and the seed of each batch.
 
 Float addition is not associative, so one seed gives the same bits only if gradients are always added
-in the same tree. The tree is fixed by batch index alone: a span of batches `[start, stop)` splits at
-the largest power of two below its length. Whoever computes a part of it (an *aligned* span) may send
-one sum for the whole part, and the bits of the total stay the same.
+in the same tree. The batch index alone fixes the tree: a span of batches `[start, stop)` splits at the
+largest power of two below its length. A node that computes a subtree (an *aligned* span) may send one
+sum for all of it, and the bits of the total stay the same.
 
-Knows no tensors: the values are whatever `merge` can join.
+Knows no tensors: the values are whatever `merge` accepts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Span(NamedTuple):
     stop: int
 
     @property
-    def count(self) -> int:  # type: ignore[override]  # how many batches; nobody searches a span for a value
+    def count(self) -> int:  # type: ignore[override]  # the number of batches; a tuple's count() is of no use here
         return self.stop - self.start
 
     def holds(self, other: Span) -> bool:
@@ -45,7 +45,7 @@ def halves(span: Span) -> tuple[Span, Span]:
 def sibling(span: Span, count: int) -> tuple[Span, Span] | None:
     """`(parent, the parent's other child)` of an aligned span in a step of `count` batches; None at the root.
 
-    A span cut short by the end of the step stands for several levels at once: those are passed over.
+    A span cut short by the end of the step is the same span on several levels: those are skipped.
     """
     size = 1 << (span.count - 1).bit_length() if span.count > 1 else 1
     while True:
@@ -69,7 +69,7 @@ def is_aligned(span: Span, count: int) -> bool:
 
 
 class PairwiseTree(Generic[T]):
-    """Collects values for aligned spans of one step and merges neighbours as soon as both are there."""
+    """Collects values for aligned spans of one step, and merges siblings as soon as it has both."""
 
     def __init__(self, count: int, merge: Callable[[T, T], T]) -> None:
         self.count = count
@@ -81,7 +81,7 @@ class PairwiseTree(Generic[T]):
         return Span(0, self.count) in self._values
 
     def covers(self, span: Span) -> bool:
-        """Whether every batch of the span already has its place in a value held here."""
+        """Whether the values held here include every batch of the span."""
         if not self._values:
             return False
         at = span.start
@@ -93,7 +93,7 @@ class PairwiseTree(Generic[T]):
         return True
 
     def put(self, span: Span, value: T) -> list[T]:
-        """Add the value of a span that is not yet covered; returns the values it made superfluous."""
+        """Add the value of a span that is not yet covered; returns the values of parts that it replaces."""
         values = self._values
         superfluous = [values.pop(held) for held in list(values) if span.holds(held)] if values else []
         while True:
@@ -121,6 +121,6 @@ class PairwiseTree(Generic[T]):
 
 
 def batch_seed(run_seed: int, epoch: int, batch: int) -> int:
-    """The seed under which a batch is read and computed, whoever does it: 63 bits."""
+    """The seed under which any process reads and computes a batch: 63 bits."""
     digest = hashlib.blake2b(struct.pack("<qqq", run_seed, epoch, batch), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -46,14 +46,12 @@ def test_without_a_link_nothing_is_compressed_or_even_measured():
     assert not choice.is_due(0.0)
     measure(choice)
     assert choice.pick(100 * MB) == NONE
-    assert "not been measured" in choice.reason
 
 
 def test_before_codecs_were_measured_everything_goes_raw():
     choice = CodecChoice()
     choice.link(1 * MB)
     assert choice.pick(100 * MB) == NONE
-    assert choice.reason == "none: 100 s at 1 MB/s"
 
 
 @pytest.mark.parametrize(
@@ -87,15 +85,6 @@ def test_what_gains_next_to_nothing_is_left():
     choice.measuring_begun(0.0)
     choice.measured("lz4", MB, round(0.98 * MB), 1e-6, 1e-6)
     assert choice.pick(MB) == NONE
-    assert choice.reason == "none: 100 ms, lz4 98 ms at 10 MB/s"
-
-
-def test_the_reason_says_what_is_gained():
-    choice = CodecChoice()
-    choice.link(10 * MB)
-    measure(choice)
-    assert choice.pick(800_000) == "zstd:1"
-    assert choice.reason == "zstd:1: 43 ms instead of 80 ms at 10 MB/s"
 
 
 def test_noise_does_not_make_it_change_its_mind():
@@ -193,4 +182,4 @@ def test_noise_in_a_measurement_makes_no_cost_negative():
         choice.measured("odd", 4096, 2048, 1.0, 1.0)
         choice.measured("odd", 524_288, 262_144, 1e-4, 1e-4)
         assert choice.pick(10 * MB) in CODECS or choice.pick(10 * MB) == "odd"
-        assert "-" not in choice.reason
+        assert all(cost.call_seconds >= 0 and cost.byte_seconds >= 0 for cost in choice.costs.values())

@@ -1,1 +1,1 @@
-"""Bytes and manners: frames at every split, and words only when they may be said."""
+"""The protocol: frames split at every byte, and messages only in the states that allow them."""

@@ -83,7 +83,7 @@ def head(
 
 
 def around(meta: bytes) -> bytes:
-    """A frame whose header is right, whatever it holds."""
+    """A frame with a correct header and any content."""
     return head(len(meta)) + meta
 
 

@@ -1,4 +1,4 @@
-"""Words are heard only from whom and when the table allows them."""
+"""A session accepts a message only from the side and in the state that the table allows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STATES = [NEW, GREETED, CHECKING, WORKING, CLOSED]
 SIDES = [NODE, COORDINATOR]
 OTHER = {NODE: COORDINATOR, COORDINATOR: NODE}
 
-# The shortest way to each state: who says what.
+# The shortest way to each state: (side, message).
 PATHS: dict[str, list[tuple[str, type]]] = {
     NEW: [],
     GREETED: [(NODE, Hello)],
@@ -55,7 +55,7 @@ FORBIDDEN = [case for case in EVERYTHING if case not in ALLOWED]
 
 
 def exchange(sessions: dict[str, Session], speaker: str, kind: type, body_bytes: int = 0) -> bool:
-    """One word, said by one side and heard by the other."""
+    """One message, sent by one side and received by the other."""
     sessions[speaker].say(WORDS[kind])
     return sessions[OTHER[speaker]].hear(WORDS[kind], body_bytes)
 
@@ -121,7 +121,7 @@ def test_only_the_canary_parameters_work_and_what_comes_of_them_carry_a_body(kin
     assert session.state == state
 
 
-# --- words that cross -----------------------------------------------------------------------------
+# --- messages that cross ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from w5xde.errors import JoinError, RemoteProtocolError
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.codecs.receiver import CodecReceiver
 from w5xde.learn.data.payload import unpack
-from w5xde.learn.model.layout import Blueprint, FlatModel, Group, describe, differences
+from w5xde.learn.model.layout import Blueprint, DtypeGroup, FlatModel, describe, differences
 from w5xde.learn.train.trainer import Trainer
 from w5xde.learn.trust.canary import compute_canary
 from w5xde.learn.trust.sketch import ROW
@@ -230,7 +230,7 @@ LAYOUT = Layout(
     ]
 )
 _BLUEPRINT = Blueprint(LAYOUT)
-GROUPS: list[Group] = _BLUEPRINT.moving_groups
+GROUPS: list[DtypeGroup] = _BLUEPRINT.moving_groups
 VECTOR_BYTES = _BLUEPRINT.moving_bytes
 
 

@@ -1,5 +1,5 @@
-"""`w5xde bench`: how fast this is here, beside what the machine allows and what others reach on it.
+"""`w5xde bench`: measures w5xde on this machine beside the limits of the machine and beside other systems.
 
 Every contestant runs in processes forked for it, with one torch thread each, and is measured in the same way.
-The product never imports this package; only the command does, when it is asked to.
+Only the command imports this package; the rest of w5xde knows nothing of it.
 """

@@ -1,4 +1,4 @@
-"""`w5xde bench`: flags, progress, tables, JSON and pictures around the benchmarks. Loads no torch itself."""
+"""`w5xde bench`: the flags of each benchmark, and its progress, tables, JSON and plots. Measures nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 def build_parser() -> Parser:
-    """Everything that can be asked for."""
+    """The parser of all benchmarks and their flags."""
     plain = argparse.RawDescriptionHelpFormatter
     parser = Parser(
         prog="w5xde bench",
@@ -57,7 +57,7 @@ def build_parser() -> Parser:
 
 
 def run_bench(arguments: Sequence[str]) -> int:
-    """Run a benchmark; returns the exit code of the command."""
+    """Run a benchmark and show its results; returns the exit code of the command."""
     given = build_parser().parse_args(arguments or ["--help"])
     bench = BENCHES[given.bench]
     if given.plot is not None and importlib.util.find_spec("matplotlib") is None:
@@ -67,7 +67,7 @@ def run_bench(arguments: Sequence[str]) -> int:
             fix='pip install "w5xde[bench]"',
         )
     with results_to(given.json) as out:
-        found = bench.run(given, Progress(given.bench).say)
+        found = bench.run(given, ProgressLine(given.bench).say)
         if given.plot is not None:
             from w5xde.bench.show import plots as plot
 
@@ -82,8 +82,8 @@ def run_bench(arguments: Sequence[str]) -> int:
     return 0 if found.get("audit_clean", True) else NOT_CLEAN
 
 
-class Progress:
-    """What is being done, on stderr, with the time that has passed."""
+class ProgressLine:
+    """Writes what is being measured to stderr, with the seconds since the start."""
 
     def __init__(self, bench: str) -> None:
         self._bench = bench
@@ -109,7 +109,7 @@ def _add_pairs(command: argparse.ArgumentParser, default: int) -> None:
         type=whole(1, 1000),
         default=default,
         metavar="N",
-        help=f"turns of both; of several the first is dropped (default: {default})",
+        help=f"turns of both; the first of several is dropped (default: {default})",
     )
 
 
@@ -156,7 +156,7 @@ def _run_seed(given: argparse.Namespace, say: Say) -> dict[str, Any]:
     return run_seed(options, say)
 
 
-# Named here, because what they are made of loads torch.
+# Named here as well, because the modules that define them load torch.
 MATCH_NAMES = ("seed-async", "seed-sync", "large-fp32", "large-bf16", "large-bf16-hook", "seed-ray")
 COST_NAMES = ("tls-sync", "tls-async", "checks-sync", "checks-async")
 

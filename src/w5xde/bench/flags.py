@@ -1,6 +1,7 @@
-"""What is typed behind the flags of `w5xde bench`: numbers within bounds, lists, names and files.
+"""Argument types of the flags of `w5xde bench`: numbers within bounds, lists, names and files.
 
-Each function is a `type` of argparse's, or makes one; what it refuses is told before anything is measured.
+Each function is a `type` for argparse, or makes one, so that bad values are refused before anything is
+measured.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 
 
 def several(one: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """What is joined by commas."""
+    """Values joined by commas."""
     return lambda text: tuple(one(part.strip()) for part in text.split(","))
 
 
@@ -62,7 +63,7 @@ def one_of(known: Sequence[str]) -> Callable[[str], str]:
 
 
 def compression(text: str) -> str:
-    """As the setting `compress`."""
+    """A value of the setting `compress`."""
     try:
         parse_compress(text)
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""The jobs that are measured.
+"""The jobs that benchmarks train, and helpers to read their batches.
 
-The first system's is that of `examples/seed_mlp.py`, at one learning rate: a schedule would cost everybody
-20 µs a step, and say nothing about who distributes better.
+The seed job is that of `examples/seed_mlp.py` at a constant learning rate: a schedule would cost every
+contestant 20 µs a step, and tell nothing about the distribution of work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from w5xde.learn.job.job import Job
 
 BATCH_SIZE = 32
 SEED = 0
-# Batches a contestant reads beforehand; then it goes round. The data of the first system has 32.
+# Batches that a contestant reads beforehand and then cycles through. The seed job has 32.
 BATCHES_READ_MAX = 256
 
 
@@ -83,7 +83,7 @@ TEXT_HEADS = 4
 
 
 class Writer(nn.Module):
-    """A transformer of two layers that guesses the next symbol, as in the text example."""
+    """A transformer of two layers that predicts the next symbol, as in the text example."""
 
     future: Tensor
 
@@ -108,7 +108,7 @@ class Writer(nn.Module):
 
 
 class Windows(Dataset[Tensor]):
-    """Every stretch of a text that is one symbol longer than what the model sees."""
+    """All windows of a text that are one symbol longer than the context of the model."""
 
     def __init__(self, symbols: Tensor) -> None:
         self._symbols = symbols
@@ -129,7 +129,7 @@ def guess_next(model: nn.Module, windows: Tensor) -> Tensor:
 
 
 def text_job(parameters: int) -> Job:
-    """A text model of about this many parameters: 24 times the square of its width, and 346 for each."""
+    """A text model of about this many parameters, which are 24 · width² + 346 · width."""
     width = (math.sqrt(346**2 + 4 * 24 * parameters) - 346) / (2 * 24)
     heads = max(1, round(width / TEXT_HEADS))
     return Job(
@@ -140,11 +140,11 @@ def text_job(parameters: int) -> Job:
     )
 
 
-# --- what contestants do with a job -------------------------------------------------------------------
+# --- helpers for contestants -------------------------------------------------------------------
 
 
 def read_batches(job: Job, batch_size: int, *, epochs: int = 1) -> list[Any]:
-    """Batches as a run would lend them, ready to be used: reading them is nobody's burden."""
+    """The batches that a run would lend, read beforehand, so that reading is not measured."""
     source = build_source(job, SEED, batch_size, shuffle=True)
     if not isinstance(source, MapSource):
         raise TypeError("a benchmark's job has a map-style data set")
@@ -154,7 +154,7 @@ def read_batches(job: Job, batch_size: int, *, epochs: int = 1) -> list[Any]:
 
 
 def loss_of(job: Job, model: nn.Module, batch_size: int) -> float:
-    """The loss over all the data (or as much of it as is read beforehand)."""
+    """The mean loss over all data, or over the part that `read_batches` reads."""
     batches = read_batches(job, batch_size)
     with torch.no_grad():
         losses = [(float(job.loss(model, batch)), len(batch[0])) for batch in batches]
@@ -181,7 +181,7 @@ class Flat(nn.Module):
 
 
 class _Ready(torch.autograd.Function):
-    """A loss whose gradient is there already: nothing is computed, not even copied."""
+    """A loss with a ready-made gradient: backward computes and copies nothing."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, gradient: Tensor) -> Tensor:
@@ -191,20 +191,20 @@ class _Ready(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[None, None]:
-        # Returned, it would be copied: autograd only takes over what nobody else holds.
+        # Assigned, because autograd would copy a returned gradient that something else refers to.
         ctx.weight.grad = ctx.gradient
         return None, None
 
 
 def exchange_job(parameters: int, optimizer: str = "sgd") -> Job:
-    """All exchange and no work."""
+    """A job whose batches cost nothing to compute, so that only the exchange is measured."""
     makers: dict[str, Any] = {
         "sgd": lambda params: torch.optim.SGD(params, lr=1e-6),
         "momentum": lambda params: torch.optim.SGD(params, lr=1e-6, momentum=0.9),
         "adam": lambda params: torch.optim.Adam(params, lr=1e-6, fused=True),
     }
 
-    # Noise, which compresses no better than real gradients do. Made once, for all processes forked from here.
+    # Noise, which compresses no better than real gradients. Made once, for all processes forked from here.
     noise = torch.randn(parameters, generator=torch.Generator().manual_seed(SEED)).mul_(1e-3)
 
     def ready(model: nn.Module, batch: Any) -> Tensor:

@@ -1,7 +1,7 @@
-"""Chaos: real processes are killed and frozen while they train, and the weights come out the same.
+"""Chaos: kills and freezes real processes while they train, and checks that the weights come out the same.
 
-`w5xde demo --chaos` shows it in a minute (show.py); `python -m w5xde.chaos` goes on for as long as one
-likes (soak.py). Both hurt a pool of processes (pool.py) that trains `slow_job`.
+`w5xde demo --chaos` shows it in a minute (show.py); `python -m w5xde.chaos` runs as long as asked (soak.py).
+Both use a pool of processes (pool.py) that trains `slow_job`. Knows the processes only from outside.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["run_chaos_demo", "slow_job"]
 
-# Digits are learned in seconds, too soon for anybody to be hurt: a batch takes this much longer.
+# Training on the digits takes seconds, too short for any fault: each batch takes this much longer.
 BATCH_SECONDS = 0.05
 
 
 def slow_loss(model: Module, batch: Any) -> Tensor:
-    """The demo's loss on a machine that takes its time. Waiting changes no bit and uses no core."""
+    """The loss of the demo after a pause. Waiting changes no bit and uses no core."""
     threading.Event().wait(BATCH_SECONDS)
     return demo.loss(model, batch)
 

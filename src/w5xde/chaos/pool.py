@@ -1,7 +1,7 @@
-"""A pool of real processes to be hurt: a coordinator and its nodes.
+"""A pool of real processes, a coordinator and its nodes, that can be killed and frozen.
 
-Looks at them from outside only: their logs, the run folder and their exit codes. Killed ones are started
-again, frozen ones are woken, and none of them outlives the pool.
+Watches them only from outside: their logs, the run folder and their exit codes. Restarts killed processes,
+wakes frozen ones, and ends all of them at last. Decides nothing about when to kill which.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from w5xde.runtime.durable.ledger_segments import LedgerReader, segments
 JOB = "w5xde.chaos:slow_job"
 TICKET = "ticket"
 POLL_SECONDS = 0.05
-# When nothing happens, progress is told this often.
+# Progress is printed this often when nothing happens.
 PROGRESS_SECONDS = 5.0
-# Loading torch takes seconds, and nodes look for their coordinator every few seconds: more is a hang.
+# Loading torch takes seconds, and nodes retry every few seconds: longer than this is a hang.
 PATIENCE_SECONDS = 90.0
-# How long nodes may take to go when the run is over; whoever was just being started never will by itself.
+# Seconds for nodes to end after the run; a node that was just being started would never end by itself.
 PARTING_SECONDS = 5.0
 # A killed node is started again after this long; a coordinator at once.
 NODE_RESTART_SECONDS = 0.2
@@ -39,8 +39,8 @@ TAIL_BYTES = 16 * 1024
 LOG_LINES_SHOWN = 3
 
 
-class Progress(msgspec.Struct, frozen=True):
-    """How far the run is, by the newest row of its metrics: at most a second old."""
+class PoolProgress(msgspec.Struct, frozen=True):
+    """The progress of the run, by the newest row of its metrics, at most a second old."""
 
     step: int = 0
     durable_steps: int = 0
@@ -52,9 +52,9 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Pool:
-    """Use it as a context: leaving it ends every process, also after Ctrl-C and errors.
+    """Open it as a context, which ends every process at its end, also after Ctrl-C and errors.
 
-    Everything happens in `poll`, which `until` calls over and over; each thing is told in one line.
+    Everything happens in `poll`, which `until` calls repeatedly; each event is one line of output.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class Pool:
         self.logs = self.run.with_name(f"{run.name}.chaos")
         self.coordinator = Child("the coordinator", self.logs / "coordinator.log", "listening on")
         self.nodes: list[Child] = []
-        # Seconds with the coordinator there and at work, and how many nodes were so at the same time, over
-        # those there should be: two of four nodes for ten seconds are five.
+        # Seconds with a working coordinator; these times the share of working nodes (two of four nodes for
+        # ten seconds give five); and seconds without a coordinator.
         self.up_seconds = 0.0
         self.ready_seconds = 0.0
         self.down_seconds = 0.0
@@ -83,7 +83,7 @@ class Pool:
         self._environment = environment()
 
     @property
-    def everybody(self) -> list[Child]:
+    def children(self) -> list[Child]:
         return [self.coordinator, *self.nodes]
 
     @property
@@ -100,7 +100,7 @@ class Pool:
 
     @contextmanager
     def open(self) -> Iterator[Pool]:
-        """The coordinator runs and is ready; leave the context and nobody does."""
+        """Start the coordinator and wait until it is ready; end all processes at the end of the context."""
         with self._signals_noted():
             try:
                 self.logs.mkdir(parents=True, exist_ok=True)
@@ -109,12 +109,12 @@ class Pool:
                 self.tell("the coordinator listens")
                 yield self
             finally:
-                for child in self.everybody:
+                for child in self.children:
                     child.end()
 
     @contextmanager
     def _signals_noted(self) -> Iterator[None]:
-        """Note a signal instead of being torn away by it: a process just begun must not be forgotten."""
+        """Only note signals, so that none interrupts the start of a process, which would then be lost."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -123,7 +123,7 @@ class Pool:
             self._is_interrupted = True
 
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        # What is ignored already (nohup) stays so.
+        # Signals that are ignored already (nohup) stay ignored.
         heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, note) for number in heard}
         try:
@@ -133,7 +133,7 @@ class Pool:
                 signal.signal(number, handler)
 
     def add_node(self) -> Child:
-        """One more node, as soon as it has loaded."""
+        """Start one more node."""
         name = f"node-{len(self.nodes) + 1}"
         node = Child(name, self.logs / f"{name}.log", "looking for the coordinator")
         self.nodes.append(node)
@@ -164,7 +164,7 @@ class Pool:
         child.process = self._start_process(Command(words, child.log, self.logs, self._environment))
 
     def finish(self) -> None:
-        """Wait until the run has ended by itself, and for the nodes to part."""
+        """Wait until the run has ended by itself, and then for the nodes."""
         self.until(lambda: self.is_over, "the run ends")
         deadline = time.monotonic() + PARTING_SECONDS
         self.until(
@@ -173,15 +173,15 @@ class Pool:
         )
 
     def stop(self) -> None:
-        """Ask the coordinator to finish what is begun, as Ctrl-C does, and wait for that."""
+        """Ask the coordinator to finish the current step and stop, as Ctrl-C does, and wait for that."""
         if self.coordinator.process is not None:
             self.coordinator.process.send_signal(signal.SIGINT)
         self.finish()
 
-    # --- blows ------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------
 
     def kill(self, child: Child) -> bool:
-        """SIGKILL; it is started again. False if there is nobody to kill."""
+        """Kill a process by SIGKILL; it is restarted. False if it is not running."""
         if not child.is_alive:
             return False
         child.end()
@@ -194,7 +194,7 @@ class Pool:
         return True
 
     def freeze(self, child: Child, seconds: float) -> bool:
-        """SIGSTOP, and SIGCONT after that long. False if there is nobody to freeze."""
+        """Stop a process by SIGSTOP, and wake it by SIGCONT after `seconds`. False if it is not running."""
         if child.process is None or not child.is_alive or child.thaws_at is not None:
             return False
         child.process.send_signal(signal.SIGSTOP)
@@ -212,7 +212,7 @@ class Pool:
     # --- watching ---------------------------------------------------------------------------------
 
     def until(self, is_so: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
-        """Poll until it is so; an error if it never is."""
+        """Poll until the condition holds; TrainingError after `seconds`."""
         deadline = time.monotonic() + seconds
         while not is_so():
             if time.monotonic() > deadline:
@@ -230,12 +230,12 @@ class Pool:
         self.until(lambda: self.progress().step >= step or self.is_over, f"step {step} is applied")
 
     def poll(self) -> None:
-        """Look at everybody once: count the time, do what is due, and notice who ended by itself."""
+        """Check every process once: count the time, do what is due, and raise if one ended by itself."""
         if self._is_interrupted:
             raise KeyboardInterrupt
         now = time.monotonic()
         self._count(now)
-        for child in self.everybody:
+        for child in self.children:
             if child.starts_at is not None and now >= child.starts_at:
                 self._start(child)
             if child.thaws_at is not None and now >= child.thaws_at:
@@ -268,45 +268,45 @@ class Pool:
         last = [line for line in child.words().splitlines() if line.strip()][-LOG_LINES_SHOWN:]
         return TrainingError(what, code="W5-313", why=" / ".join(last), fix=f"see the logs in {self.logs}")
 
-    def progress(self) -> Progress:
-        """The newest whole row of the run's metrics: a coordinator that is killed may leave half of one."""
+    def progress(self) -> PoolProgress:
+        """The newest whole row of the metrics: a killed coordinator may leave half a row."""
         try:
             with (self.run / "metrics.jsonl").open("rb") as metrics:
                 metrics.seek(max(0, metrics.seek(0, os.SEEK_END) - TAIL_BYTES))
                 lines = metrics.read().split(b"\n")
         except OSError:
-            return Progress()
+            return PoolProgress()
         for line in reversed(lines):
             try:
-                return msgspec.json.decode(line, type=Progress)
+                return msgspec.json.decode(line, type=PoolProgress)
             except msgspec.DecodeError:
                 continue
-        return Progress()
+        return PoolProgress()
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """What the run's ledger says so far."""
+        """The records of the ledger so far."""
         return LedgerReader(RealDisk(self.run)).records()
 
     def restored_step(self) -> int:
-        """The step from which the newest life of the coordinator goes on: its ledger begins by saying so."""
+        """The step from which the newest life of the coordinator continued, by its first ledger records."""
         newest = self.run / segments(RealDisk(self.run))[-1][1]
         with newest.open("rb") as lines:
             found = [msgspec.json.decode(line)["sealed"] for line, _ in zip(lines, range(3), strict=False)]
         return next((int(record["version"]) for record in found if record["kind"] == "restore"), 0)
 
     def summary(self) -> dict[str, Any]:
-        """What was done to the pool."""
+        """Counts of all faults, and the seconds without a coordinator."""
         return {
             "seconds": round(time.monotonic() - self._began_at, 3),
             "kills": sum(node.kills for node in self.nodes),
             "coordinator_kills": self.coordinator.kills,
-            "freezes": sum(child.freezes for child in self.everybody),
+            "freezes": sum(child.freezes for child in self.children),
             "seconds_down": round(self.down_seconds, 3),
         }
 
 
 def _flags(settings: Settings) -> list[str]:
-    """What makes a coordinator train as the settings say, and save so often that a kill costs little."""
+    """The flags of a coordinator with these settings and with frequent checkpoints: a kill costs little."""
     values = {
         "host": "127.0.0.1",
         "port": 0,

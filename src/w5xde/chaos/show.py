@@ -1,6 +1,6 @@
-"""`w5xde demo --chaos`: three nodes learn digits while they and their coordinator are killed and frozen.
+"""`w5xde demo --chaos`: three nodes train on digits while a script kills and freezes processes.
 
-In the end the weights must be those of a plain PyTorch loop, and the ledger must show every batch once.
+At the end the weights must be those of a plain PyTorch loop, and the ledger must show every batch once.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from w5xde.demo import EPOCHS, STEP_BATCHES
 from w5xde.errors import UsageError
 from w5xde.runs import free_name
 
-# A node that is silent for seven seconds is taken for dead; it comes back when it wakes up.
+# The coordinator evicts a node after seven silent seconds; the node joins again when it wakes up.
 SHORT_SECONDS, LONG_SECONDS = 3.0, 9.0
 COORDINATOR = 0
-# At which step, what, and to whom: the coordinator or the node with that number.
+# (step, fault, the coordinator or the number of a node)
 SCRIPT: list[tuple[int, str, int]] = [
     (15, "kill", 1),
     (35, "freeze", 2),
@@ -39,9 +39,9 @@ SCRIPT: list[tuple[int, str, int]] = [
 
 
 def run_chaos_demo(settings: Settings) -> dict[str, Any]:
-    """Train while the script is played, then alone; compare, and audit."""
+    """Train while the script runs, then in one process; compare the weights, and audit the run."""
     if not settings.nodes:
-        raise UsageError("somebody must be there to be killed", code="W5-210", fix="leave out --nodes 0")
+        raise UsageError("--chaos needs at least one node", code="W5-210", fix="leave out --nodes 0")
     settings = msgspec.structs.replace(settings, epochs=EPOCHS, batches_per_step=STEP_BATCHES)
     name = settings.name or free_name(Path(settings.runs), f"chaos-{time.strftime('%Y%m%d-%H%M%S')}")
     view = make_view(settings)

@@ -1,9 +1,9 @@
-"""The soak: somebody is killed or frozen every few seconds, for as long as one likes.
+"""The soak: kills or freezes a random process every few seconds, for as long as asked.
 
     python -m w5xde.chaos --seconds 600 --every 5 --seed 1
 
-Before and after, the same pool is left in peace for a while: what it does then is what throughput is
-compared with. Chance comes from the seed alone; whom a blow finds in which state is up to the machine.
+Before and after, the same pool runs undisturbed for a while, and the throughput under chaos is compared with
+that. The seed fixes the faults; the state in which a fault finds a process depends on the machine.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from w5xde.sanitize import to_json
 # Many batches in a step, so that any number of nodes shares them about evenly.
 STEP_BATCHES = 48
 FREEZE_SECONDS = (1.0, 5.0)
-# Of what the pool does in peace, counting only time with the coordinator up.
+# Of the undisturbed throughput, counting only time with the coordinator up.
 THROUGHPUT_RATIO_MIN = 0.85
-# The run must end by itself one day, should the one who hurts it be killed.
+# The run must end by itself even if the soak is killed: this long after its planned end.
 LIMIT_SECONDS = 600.0
 INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 only if nothing was violated, the weights are the same, and throughput held."""
+    """Run a soak; returns 0 only if the audit is clean, the weights are the same, and throughput held."""
     given = _parser().parse_args(argv)
     try:
         return _soak(given)
@@ -56,9 +56,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seconds", type=float, default=600.0, help="of chaos (default: 600)")
     parser.add_argument("--nodes", type=int, default=8, help="how many (default: 8)")
-    parser.add_argument("--every", type=float, default=5.0, help="seconds between two blows (default: 5)")
-    parser.add_argument("--seed", type=int, help="of chance (default: a new one)")
-    parser.add_argument("--calm", type=float, default=30.0, help="seconds of peace, twice (default: 30)")
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between two faults (default: 5)")
+    parser.add_argument("--seed", type=int, help="of the random faults (default: a new one)")
+    parser.add_argument(
+        "--calm", type=float, default=30.0, help="undisturbed seconds, before and after (default: 30)"
+    )
     parser.add_argument("--runs", default="runs", help="folder in which runs are kept (default: runs)")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     return parser
@@ -78,9 +80,9 @@ def _soak(given: argparse.Namespace) -> int:
     with pool.open():
         for _ in range(given.nodes):
             pool.add_node()
-        before = _leave_in_peace(pool, given.calm)
-        chaos = _torment(pool, random.Random(seed), given.seconds, given.every)
-        after = _leave_in_peace(pool, given.calm)
+        before = _run_undisturbed(pool, given.calm)
+        chaos = _run_chaos(pool, random.Random(seed), given.seconds, given.every)
+        after = _run_undisturbed(pool, given.calm)
         pool.stop()
     pool.tell("the run has ended; the same in one process, with a plain PyTorch loop …")
     steps = read_manifest(pool.run)["result"]["steps"]
@@ -103,8 +105,8 @@ def _soak(given: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """A stretch of the run, by the clock on the wall, and how much of it somebody could work."""
+class SoakWindow:
+    """A part of the run by wall-clock time, with its working seconds."""
 
     start: float
     stop: float
@@ -112,30 +114,30 @@ class Window:
     ready_seconds: float
 
 
-def _leave_in_peace(pool: Pool, seconds: float) -> Window:
-    """Wait until everybody is back at work, then watch them for a while."""
-    for child in pool.everybody:
+def _run_undisturbed(pool: Pool, seconds: float) -> SoakWindow:
+    """Wait until all processes work again, then measure them undisturbed."""
+    for child in pool.children:
         pool.thaw(child)
     before = pool.progress().nodes
 
     def all_give() -> bool:
         now = pool.progress().nodes
         giving = sum(batches > before.get(name, 0) for name, batches in now.items())
-        return giving >= len(pool.nodes) and all(child.is_working for child in pool.everybody)
+        return giving >= len(pool.nodes) and all(child.is_working for child in pool.children)
 
-    pool.until(all_give, "everybody is at work")
-    pool.tell(f"all are at work, and are left in peace for {seconds:g} s")
+    pool.until(all_give, "all processes work")
+    pool.tell(f"all processes work, and run undisturbed for {seconds:g} s")
     return _watch(pool, lambda: pool.wait(seconds))
 
 
-def _torment(pool: Pool, chance: random.Random, seconds: float, every: float) -> Window:
-    """Kill or freeze somebody every few seconds."""
+def _run_chaos(pool: Pool, chance: random.Random, seconds: float, every: float) -> SoakWindow:
+    """Kill or freeze a random process every few seconds."""
     pool.tell(f"chaos for {seconds:g} s")
 
     def strike() -> None:
         left = seconds
         while True:
-            # All drawn each time, whoever is there: one seed is one list of intentions.
+            # Draw all numbers each time, whichever processes run: one seed gives one list of faults.
             gap = every * chance.uniform(0.5, 1.5)
             victim, is_kill = chance.randrange(len(pool.nodes) + 1), chance.random() < 0.5
             frozen_seconds = chance.uniform(*FREEZE_SECONDS)
@@ -143,7 +145,7 @@ def _torment(pool: Pool, chance: random.Random, seconds: float, every: float) ->
             left -= gap
             if left <= 0:
                 return
-            child = pool.everybody[victim]
+            child = pool.children[victim]
             if is_kill:
                 pool.kill(child)
             else:
@@ -152,14 +154,14 @@ def _torment(pool: Pool, chance: random.Random, seconds: float, every: float) ->
     return _watch(pool, strike)
 
 
-def _watch(pool: Pool, happen: Callable[[], None]) -> Window:
+def _watch(pool: Pool, happen: Callable[[], None]) -> SoakWindow:
     start, up, ready = time.time(), pool.up_seconds, pool.ready_seconds
     happen()
-    return Window(start, time.time(), pool.up_seconds - up, pool.ready_seconds - ready)
+    return SoakWindow(start, time.time(), pool.up_seconds - up, pool.ready_seconds - ready)
 
 
 def _applied(pool: Pool) -> list[tuple[float, int]]:
-    """When each step that counts was applied, and of how many batches."""
+    """The time and the number of batches of each step that counts."""
     steps: list[tuple[float, int]] = []
     for record in pool.records():
         if record["kind"] == "restore":
@@ -170,11 +172,11 @@ def _applied(pool: Pool) -> list[tuple[float, int]]:
 
 
 def _throughput(
-    steps: list[tuple[float, int]], peace: tuple[Window, Window], chaos: Window
+    steps: list[tuple[float, int]], peace: tuple[SoakWindow, SoakWindow], chaos: SoakWindow
 ) -> dict[str, Any]:
-    """Batches a second in chaos over those in peace, counting only time with the coordinator up."""
+    """Batches a second under chaos over the undisturbed rate, counting only time with the coordinator up."""
 
-    def batches(window: Window) -> int:
+    def batches(window: SoakWindow) -> int:
         return sum(count for at, count in steps if window.start <= at < window.stop)
 
     def over(amount: float, seconds: float) -> float:
@@ -188,9 +190,9 @@ def _throughput(
         "chaos_batches": done,
         "chaos_seconds": round(chaos.stop - chaos.start, 3),
         "chaos_up_seconds": round(chaos.up_seconds, 3),
-        # What of the pool was there while the coordinator was up: the most that the next can be.
+        # The mean share of working nodes while the coordinator was up: a bound for the next ratio.
         "nodes_ready": over(chaos.ready_seconds, chaos.up_seconds),
         "throughput_ratio": over(done, chaos.up_seconds * calm_rate),
-        # The same for each node that was there.
+        # The same for each working node.
         "ready_ratio": over(done, chaos.ready_seconds * calm_rate),
     }

@@ -1,4 +1,7 @@
-"""What a run that was hurt must show in the end: the weights of one process, and a ledger that adds up."""
+"""The verdict on a run under chaos: it must have the weights of a single process, and a clean audit.
+
+Knows nothing of the faults: it reads only the run folder.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from w5xde.runtime.durable.audit import AuditReport, audit_run
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Both hashes and the audit; it holds if the hashes are one and the audit is clean."""
+    """Both hashes and the audit; it holds if the hashes are equal and the audit is clean."""
 
     weights_sha256: str
     alone_sha256: str
@@ -44,7 +47,7 @@ class Verdict:
         return [weights, audit]
 
     def require(self) -> None:
-        """Raise unless it holds."""
+        """TrainingError unless the verdict holds."""
         if not self.report.is_clean:
             violations = self.report.findings.violations
             raise TrainingError(
@@ -71,7 +74,7 @@ class Verdict:
 
 
 def judge(run: Path, settings: Settings) -> Verdict:
-    """Train alone for as many steps as the run has, and count its ledger again."""
+    """Train in one process for as many steps as the run has, and audit the run."""
     report = audit_run(run)
     result = read_manifest(run)["result"]
     with threads(settings.threads):

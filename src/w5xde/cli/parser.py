@@ -204,7 +204,7 @@ def _add_flag(parser: argparse.ArgumentParser, command: str, setting: str, annot
     """Add the flag of one setting; the schema checks its value later, with all others."""
     base, *extras = get_args(annotated) if get_origin(annotated) is Annotated else (annotated,)
     text = next((extra.description for extra in extras if isinstance(extra, Meta) and extra.description), "")
-    default = COMMAND_DEFAULTS[command].get(setting, getattr(_DEFAULTS, setting))
+    default = COMMAND_DEFAULTS.get(command, {}).get(setting, getattr(_DEFAULTS, setting))
     if default not in (None, False, True):
         text += f" (default: {default})"
     flag = f"--{setting.replace('_', '-')}"

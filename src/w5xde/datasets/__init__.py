@@ -1,7 +1,7 @@
-"""Small data sets that every machine has: digits ship with the package, the text with Python.
+"""Small data sets that every machine has: the digits ship with this package, the text with Python.
 
-They make the demo and the examples run without a download. Each returns what a job's `data` may return
-or build on. torch and numpy are imported inside, so that importing w5xde stays light.
+The demo and the examples use them, and so need no download. Each function returns something for the `data` of
+a job. torch and numpy are imported inside functions, so that importing w5xde stays light.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DIGITS_PIXEL_MAX = 16
 def digits(split: str = "train") -> TensorDataset:
     """Handwritten digits: images as float32 [n, 64] from 0 to 1, labels as int64.
 
-    `split` is "train" (1,437 digits) or "test" (360 others, in the hands of the same writers).
+    `split` is "train" (1,437 digits) or "test" (360 others by the same writers).
     """
     import numpy as np
     import torch

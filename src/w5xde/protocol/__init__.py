@@ -1,1 +1,1 @@
-"""Bytes and manners: what a frame looks like, and what may be said when."""
+"""The protocol: frames as bytes, and which message may follow which. Knows no sockets, clocks or tensors."""

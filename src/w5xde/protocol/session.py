@@ -1,65 +1,46 @@
-"""One peer's conversation: a table of what may be said when, and by whom.
+"""The conversation with one peer: a table of which side may send which message in which state.
 
     new ──Hello──▶ greeted ──Welcome──▶ checking ──Ready──▶ working ──Leave / Bye──▶ closed
                       └──────Refuse──────────┴───────────────────┘
 
-Both ends hold a `Session`. Words that cross on the wire are legal: after our own last word we
-hear the peer out and ignore it. Knows no sockets and no clock.
+Both ends hold a `Session`. Messages may cross on the wire: after our own last message we still accept
+messages of the peer, and ignore them. Knows no sockets and no clock.
 """
 
 from __future__ import annotations
 
+from w5xde import messages as msg
 from w5xde.errors import LocalProtocolError, RemoteProtocolError
-from w5xde.messages import (
-    Beat,
-    Bye,
-    Cancel,
-    Hello,
-    Leave,
-    Message,
-    Params,
-    Ready,
-    Refuse,
-    Rejected,
-    Update,
-    Welcome,
-    Work,
-)
 
 NEW, GREETED, CHECKING, WORKING, CLOSED = "new", "greeted", "checking", "working", "closed"
 NODE, COORDINATOR = "node", "coordinator"
 
-# (state, who speaks) -> what may be said -> the state after it
+# (state, sending side) -> legal messages -> the state after each
 TABLE: dict[tuple[str, str], dict[type, str]] = {
-    (NEW, NODE): {Hello: GREETED},
-    (GREETED, COORDINATOR): {Welcome: CHECKING, Refuse: CLOSED},
-    (GREETED, NODE): {Leave: CLOSED},
-    (CHECKING, NODE): {Ready: WORKING, Beat: CHECKING, Leave: CLOSED},
-    (CHECKING, COORDINATOR): {Beat: CHECKING, Refuse: CLOSED, Bye: CLOSED},
-    (WORKING, NODE): {Update: WORKING, Beat: WORKING, Leave: CLOSED},
+    (NEW, NODE): {msg.Hello: GREETED},
+    (GREETED, COORDINATOR): {msg.Welcome: CHECKING, msg.Refuse: CLOSED},
+    (GREETED, NODE): {msg.Leave: CLOSED},
+    (CHECKING, NODE): {msg.Ready: WORKING, msg.Beat: CHECKING, msg.Leave: CLOSED},
+    (CHECKING, COORDINATOR): {msg.Beat: CHECKING, msg.Refuse: CLOSED, msg.Bye: CLOSED},
+    (WORKING, NODE): {msg.Update: WORKING, msg.Beat: WORKING, msg.Leave: CLOSED},
     (WORKING, COORDINATOR): {
-        Params: WORKING,
-        Work: WORKING,
-        Cancel: WORKING,
-        Rejected: WORKING,
-        Beat: WORKING,
-        Refuse: CLOSED,
-        Bye: CLOSED,
+        **dict.fromkeys((msg.Params, msg.Work, msg.Cancel, msg.Rejected, msg.Beat), WORKING),
+        **dict.fromkeys((msg.Refuse, msg.Bye), CLOSED),
     },
 }
-WITH_BODY = (Welcome, Ready, Params, Work, Update)
+WITH_BODY = (msg.Welcome, msg.Ready, msg.Params, msg.Work, msg.Update)
 
 
 class Session:
-    """Checks every word of one conversation, ours and theirs, against the table."""
+    """Checks every message of one conversation, sent or received, against the table."""
 
     def __init__(self, side: str) -> None:
         self._side = side
         self._peer = COORDINATOR if side == NODE else NODE
         self.state = NEW
 
-    def say(self, message: Message) -> None:
-        """We are about to say this; illegal words are our bug."""
+    def say(self, message: msg.Message) -> None:
+        """Check a message that we are about to send; an illegal one is our bug."""
         after = TABLE.get((self.state, self._side), {}).get(type(message))
         if after is None:
             raise LocalProtocolError(f"{self._side} may not say {type(message).__name__} when {self.state}")
@@ -68,8 +49,8 @@ class Session:
     def may_say(self, kind: type) -> bool:
         return kind in TABLE.get((self.state, self._side), {})
 
-    def hear(self, message: Message, body_bytes: int) -> bool:
-        """The peer said this. False: we have parted already, so it no longer matters."""
+    def hear(self, message: msg.Message, body_bytes: int) -> bool:
+        """Check a message of the peer. False: we have sent our last message, so ignore it."""
         if self.state == CLOSED:
             return False
         after = TABLE.get((self.state, self._peer), {}).get(type(message))

@@ -1,13 +1,13 @@
-"""Frames: bytes in, messages out, every size limited before anything is allocated.
+"""Frames: turns bytes into messages and back, and checks every size before it allocates memory.
 
     0      2    3    4           8                16            16 + meta
     +------+----+----+-----------+-----------------+-------------+-----------------+
     | "W5" |  1 |  0 | meta: u32 | body: u64       | MessagePack | raw bytes       |
     +------+----+----+-----------+-----------------+-------------+-----------------+
 
-`Decoder` has the shape of asyncio's `BufferedProtocol` (`get_buffer`, `buffer_updated`), so a large
-body is received straight into the memory it stays in, and several small frames cost one system call.
-Knows no sockets, no clock and no torch.
+`Decoder` has the interface of asyncio's `BufferedProtocol` (`get_buffer`, `buffer_updated`), so that a large
+body is received straight into its final memory, and several small frames take one system call. Knows no
+sockets, no clock, no torch, and not which message may follow which.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ WIRE_VERSION = 1
 _HEADER = struct.Struct("<2sBBIQ")
 HEADER_BYTES = _HEADER.size
 
-# Small frames are gathered here, many to one read. 64 KiB is what a loopback read returns at most anyway.
+# Many small frames arrive in one read. A read from the loopback returns at most 64 KiB.
 SCRATCH_BYTES = 64 * 1024
 
 _encoder = msgspec.msgpack.Encoder()
 Words = Literal["all", "greeting", "welcome"]
-# Until a node works, a message becomes no more than one of those that it or its coordinator may say then: a
-# batch in 4 KiB would become 100 KiB of objects.
+# Before a node works, only the messages that are legal then are decoded: a batch in 4 KiB would become 100
+# KiB of objects.
 _decoders: dict[Words, msgspec.msgpack.Decoder[Any]] = {
     "all": msgspec.msgpack.Decoder(Message),
     "greeting": msgspec.msgpack.Decoder(Hello | Ready | Beat | Leave),
@@ -42,7 +42,7 @@ _decoders: dict[Words, msgspec.msgpack.Decoder[Any]] = {
 
 
 class Limits(NamedTuple):
-    """The largest frame we accept now."""
+    """The largest frame that we accept at present."""
 
     meta_bytes_max: int
     body_bytes_max: int
@@ -53,11 +53,11 @@ class Limits(NamedTuple):
 
     @property
     def scratch_bytes(self) -> int:
-        """Room for many small frames; for one that is still strange, only for what it may say."""
+        """Room for many small frames; for a peer that is not working yet, for one message."""
         return SCRATCH_BYTES if self.words == "all" else min(self.meta_bytes_max, SCRATCH_BYTES)
 
 
-# A greeting needs a few hundred bytes; nobody unknown may make us hold more.
+# A greeting needs a few hundred bytes; no unknown peer may make us hold more.
 GREETING_LIMITS = Limits(meta_bytes_max=4096 - HEADER_BYTES, body_bytes_max=0, words="greeting")
 
 
@@ -65,31 +65,31 @@ Body = bytearray | memoryview
 
 
 class Stream(Protocol):
-    """A body that is used while it arrives."""
+    """Takes a body while it arrives."""
 
     @property
     def body(self) -> Body:
-        """What is left of it as bytes when it is complete."""
+        """The bytes that remain of a complete body."""
         ...
 
     def get_buffer(self) -> memoryview:
-        """Room for the next bytes, at least one."""
+        """Memory for the next bytes, at least one."""
         ...
 
     def buffer_updated(self, count: int) -> None:
-        """So many bytes were written there."""
+        """Take `count` bytes that were written there."""
         ...
 
 
 class Frame(NamedTuple):
-    """A message and the raw bytes that came with it."""
+    """A message and its raw bytes."""
 
     message: Message
     body: Body
 
 
 def encode(message: Message, body_bytes: int = 0) -> bytes:
-    """Header and message of a frame; the body follows it on the wire."""
+    """Header and message of a frame; on the wire the body follows."""
     try:
         meta = _encoder.encode(message)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -98,15 +98,15 @@ def encode(message: Message, body_bytes: int = 0) -> bytes:
 
 
 class Decoder:
-    """Turns the bytes of one connection into frames, whatever pieces they arrive in."""
+    """Turns the bytes of one connection into frames, in whatever pieces they arrive."""
 
     def __init__(self, limits: Limits, place: Callable[[Message, int], Body | Stream] | None = None) -> None:
-        """`place` says where a large body goes, when its first bytes are about to be read."""
+        """`place` gives the memory for a large body when it begins to arrive."""
         self.limits = limits
         self._place = place or (lambda message, count: bytearray(count))
         self._scratch = bytearray(HEADER_BYTES + limits.scratch_bytes)
         self._filled = 0
-        # A body that does not fit the scratch: its message, its length, its first bytes, and its place.
+        # A body that does not fit the scratch: its message, its length, its first bytes, and its memory.
         self._message: Message | None = None
         self._body_bytes = 0
         self._first = b""
@@ -116,21 +116,21 @@ class Decoder:
 
     @property
     def is_in_body(self) -> bool:
-        """Whether a body has begun to arrive and is not complete."""
+        """Whether a part of a body has arrived."""
         return self._message is not None
 
     @property
     def filled(self) -> int:
-        """How many bytes of an unfinished frame wait in the scratch."""
+        """The number of bytes of an unfinished frame in the scratch."""
         return self._filled
 
     @property
     def arriving(self) -> tuple[Message, int] | None:
-        """The message whose body is arriving, and how long that is."""
+        """The message whose body is arriving, and the length of that body."""
         return (self._message, self._body_bytes) if self._message is not None else None
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes belong: the rest of a body, or the scratch."""
+        """The memory for the next bytes: the rest of a body, or the scratch."""
         if self._message is None:
             return memoryview(self._scratch)[self._filled :]
         if self._body is None:
@@ -141,7 +141,7 @@ class Decoder:
         return self._body.get_buffer()[: self._body_bytes - self._body_filled]
 
     def _put_first(self, body: Body | Stream) -> None:
-        """Write what of the body came with its message."""
+        """Write the first bytes of a body, which arrived with its message."""
         first, self._first = self._first, b""
         if isinstance(body, bytearray | memoryview):
             body[: len(first)] = first
@@ -154,7 +154,7 @@ class Decoder:
             first = first[count:]
 
     def buffer_updated(self, count: int) -> list[Frame]:
-        """Take note of `count` bytes written into the buffer; returns the frames they completed."""
+        """Take `count` bytes that were written into the buffer; returns the frames that they complete."""
         if self._broken:
             raise RemoteProtocolError("bytes after an error in the stream", code="W5-120")
         if self._message is not None and self._body is not None:
@@ -191,7 +191,7 @@ class Decoder:
             message = _read_message(_decoders[self.limits.words], meta)
             here = self._filled - meta_end
             if here < body_bytes:
-                # The rest of the body goes straight to its place.
+                # The rest of the body arrives straight in its memory.
                 self._message, self._body_bytes = message, body_bytes
                 self._first = bytes(view[meta_end : self._filled])
                 self._body_filled = here
@@ -220,7 +220,7 @@ class Decoder:
         return meta_bytes, body_bytes
 
     def _compact(self, at: int) -> None:
-        """Move what is left to the front, and make room for the frame that has begun."""
+        """Move the unfinished frame to the front, and make room for the rest of it."""
         rest = self._filled - at
         if at:
             self._scratch[:rest] = self._scratch[at : self._filled]
@@ -229,7 +229,7 @@ class Decoder:
         if rest >= HEADER_BYTES:
             wanted = max(wanted, HEADER_BYTES + self._read_header(0)[0])
         if len(self._scratch) < wanted:
-            # A new one, because the reader may still hold a view of the old.
+            # A new one: the reader may still hold a view of the old one, which then cannot grow.
             larger = bytearray(wanted)
             larger[:rest] = self._scratch[:rest]
             self._scratch = larger
@@ -274,7 +274,7 @@ def _read_message(decoder: msgspec.msgpack.Decoder[Any], meta: memoryview) -> Me
     try:
         message: Message = decoder.decode(meta)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        # It quotes what was sent, for example the name of a field that nobody knows.
+        # The error quotes what was sent, for example the name of an unknown field.
         what = f"a message that makes no sense: {harmless(str(error))}"
         raise RemoteProtocolError(what, code="W5-120") from None
     return message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from w5xde.learn.job.coordinator_setup import prepare
 def refusal(job: Job, **changes: Any) -> JobError:
     with pytest.raises(JobError) as caught:
         prepare(job, settings(**changes))
-    # What is said must be whole sentences for a person, and say what to do.
+    # Errors are whole sentences for a person, with advice.
     assert caught.value.fix
     return caught.value
 
@@ -57,7 +58,7 @@ def test_labels_of_the_wrong_type_are_told_with_the_users_own_line() -> None:
     error = refusal(make(mlp(), loss=loss))
     assert error.code == "W5-205"
     assert "before any node was used" in error.what
-    assert f"test_prepare.py, line {loss.__code__.co_firstlineno + 1}" in error.why
+    assert f"{Path(__file__).name}, line {loss.__code__.co_firstlineno + 1}" in error.why
     assert "y.long()" in error.fix
 
 
@@ -114,7 +115,7 @@ def test_a_loss_that_changes_parameters_itself(follow: Callable[[Tensor, Tensor]
 def test_a_parameter_that_is_made_while_training() -> None:
     error = refusal(make(lambda: jobs.Unborn("second")))
     assert error.code == "W5-221"
-    assert "parameter second comes into being" in error.what
+    assert "parameter second is created only when" in error.what
     assert refusal(make(lambda: jobs.Unborn("first"))).code == "W5-224"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from w5xde.config import parse_every
 from w5xde.errors import JobError
 from w5xde.learn.job.job import Job, describe, load_job
 
@@ -17,7 +18,7 @@ HEADER = "from w5xde import Job\n"
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """An empty working folder; what is imported from it is forgotten afterwards."""
+    """An empty working folder; modules imported from it are unloaded afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -261,3 +262,13 @@ def test_an_exception_is_described_in_one_line_of_bounded_length():
     assert text.startswith("ValueError: one two xxx")
     assert len(text) < 600
     assert describe(KeyError()) == "KeyError"
+
+
+def test_an_exception_is_described_by_the_users_line_even_if_our_own_code_raised_it():
+    def users_code() -> None:
+        parse_every("never")
+
+    with pytest.raises(ValueError, match="must be like") as caught:
+        users_code()
+    line = users_code.__code__.co_firstlineno + 1
+    assert describe(caught.value).endswith(f"({Path(__file__).name}, line {line})")

@@ -1,4 +1,4 @@
-"""The model is one flat vector: whoever writes one writes the other; what could not be right is refused."""
+"""The model is one flat vector: writing to either changes the other; unfit models are refused."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_what_comes_in_fewer_bits_has_the_bits_of_what_is_decoded_first(spec: st
     (body,) = pipeline.encode(vector(2 * seed).raw, groups)
     decoded = Vector.over(torch.zeros(BLUEPRINT.moving_bytes, dtype=torch.uint8), BLUEPRINT)
     pipeline.decode(body, decoded.raw, groups)
-    wire = pipeline.singly(groups)
+    wire = pipeline.element_layout(groups)
     assert wire is not None
     kept = vector(99)
     arrival = WidenedVector(kept, BLUEPRINT, GAUGE, len(body), wire)
@@ -86,7 +86,7 @@ def test_what_comes_in_fewer_bits_has_the_bits_of_what_is_decoded_first(spec: st
 
 @pytest.mark.parametrize("spec", ["bf16 | zstd:1", "shuffle | lz4", "int8", "zlib:1"])
 def test_numbers_that_do_not_stand_for_themselves_are_decoded_together(spec: str) -> None:
-    assert parse(spec).singly(BLUEPRINT.moving_groups) is None
+    assert parse(spec).element_layout(BLUEPRINT.moving_groups) is None
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])

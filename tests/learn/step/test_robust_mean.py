@@ -117,7 +117,7 @@ def assert_close(vector: Vector, wanted: list[np.ndarray[Any, Any]]) -> None:
 def test_it_is_what_it_is_defined_to_be_for_every_kind_of_number(rule: Robust, nodes: int) -> None:
     learner, chance = every(), random.Random(nodes)
     sizes = [chance.randint(1, 9) for _ in range(12)]
-    # The sixth batch was set aside; of the others everybody has one, and chance decides on the rest.
+    # The sixth batch was set aside; each node has one of the others, and the rest is random.
     places = [place for place in range(12) if place != 5]
     owners = [*range(nodes), *(chance.randrange(nodes) for _ in places)]
     shares = [(p, p + 1, f"n{owner}", 100 + p) for p, owner in zip(places, owners, strict=False)]
@@ -191,7 +191,7 @@ def test_a_copy_that_came_too_late_counts_nothing() -> None:
 def test_an_entry_is_without_a_gradient_unless_more_have_one_than_are_left_out(
     said_by: int, is_absent: bool
 ) -> None:
-    """Two liars of five, who say that they have one, would make weight decay act on it."""
+    """Two liars of five that claim a gradient would make weight decay act on the parameter."""
     learner, chance = every(), random.Random(5)
     given = {i: update(learner, chance, frozenset({0} if i < said_by else ())) for i in range(5)}
     shares = [(i, i + 1, f"n{i}", i) for i in range(5)]

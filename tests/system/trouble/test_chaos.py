@@ -144,7 +144,7 @@ def test_nobody_outlives_the_pool_when_it_is_told_to_go(tmp_path: Path) -> None:
     def be_told_to_go() -> None:
         with pool.open():
             pool.freeze(pool.add_node(), seconds=60.0)
-            pids.extend(child.process.pid for child in pool.everybody if child.process is not None)
+            pids.extend(child.process.pid for child in pool.children if child.process is not None)
             signal.raise_signal(signal.SIGTERM)
             pool.wait(60.0)
 

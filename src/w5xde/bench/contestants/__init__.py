@@ -1,1 +1,1 @@
-"""Contestants: our own runs, DDP, Ray, light nodes, and what the machine allows."""
+"""The contestants: w5xde itself, DDP, Ray, light nodes, and the limits of the machine. They show nothing."""

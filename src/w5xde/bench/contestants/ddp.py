@@ -1,4 +1,4 @@
-"""A contestant: PyTorch's DistributedDataParallel over gloo, at its best.
+"""A contestant: PyTorch's DistributedDataParallel over gloo, with its fastest options.
 
 The same model, data, batch size and optimizer; one process for each node, one thread in each, batches read
 beforehand. A step is one batch of each process, summed by all-reduce.
@@ -27,7 +27,7 @@ from w5xde.learn.job.job import Job
 from w5xde.learn.model.device import use_threads
 
 GLOO_TIMEOUT_SECONDS = 60.0
-# How often the processes agree on whether to go on: seldom enough to cost nothing.
+# How often the processes agree whether to go on: seldom enough to cost nothing.
 CHUNK_SECONDS = 0.1
 CHUNK_STEPS_MAX = 2000
 EPOCHS_READ = 8
@@ -35,7 +35,7 @@ EPOCHS_READ = 8
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """What a contestant did in its window."""
+    """What a contestant did while it was measured."""
 
     processes: int
     batches: int
@@ -50,14 +50,15 @@ class Exchanged:
 
 
 def run_ddp(job: Job, processes: int, batch_size: int, seconds: float, *, bf16: bool = False) -> Exchanged:
-    """Train for so long, after a warm-up; `bf16` sends gradients in half the bytes."""
+    """Train for `seconds` after a warm-up; `bf16` sends gradients in half the bytes."""
 
     def train(rank: int) -> tuple[Callable[[], None], Callable[[], float | None]]:
         model = build_model(job, SEED)
         parallel = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
         everybody: Any = dist.group.WORLD
         if bf16:
-            # Wrapped: by its name alone the hook is refused where there is no GPU, although gloo sums bf16.
+            # Wrapped, because torch refuses this hook by its name where there is no GPU, although gloo sums
+            # bf16.
             parallel.register_comm_hook(
                 None, lambda group, bucket: default_hooks.bf16_compress_hook(group or everybody, bucket)
             )
@@ -78,7 +79,7 @@ def run_ddp(job: Job, processes: int, batch_size: int, seconds: float, *, bf16: 
 
 
 def run_all_reduce(parameters: int, processes: int, seconds: float) -> Exchanged:
-    """Nothing but the exchange: a flat vector of this many floats, summed over all processes."""
+    """Only the exchange: a vector of this many floats, summed over all processes."""
 
     def reduce(rank: int) -> tuple[Callable[[], None], Callable[[], float | None]]:
         vector = torch.zeros(parameters)
@@ -114,20 +115,20 @@ def _run(prepare: Prepare, processes: int, seconds: float) -> Exchanged:
 def _work(prepare: Prepare, meeting: Path, rank: int, processes: int, seconds: float) -> Work:
     def work(line: Line) -> None:
         line.say(_rank(prepare, meeting, rank, processes, seconds))
-        # Nobody goes before all have answered: who goes would break the others' last exchange.
+        # No process ends before all have answered: that would break the last exchange of the others.
         line.hear()
 
     return work
 
 
-# What a process of ours has made of gloo. Never let go of: torch waits for gloo's thread while it holds the
-# interpreter's lock, and that thread may be waiting for the lock. The process is ended instead.
+# Objects that use gloo, never freed: torch waits for the thread of gloo while it holds the interpreter lock,
+# and that thread may wait for the lock. The process is killed instead.
 _kept: list[Any] = []
 
 
 def _rank(prepare: Prepare, meeting: Path, rank: int, processes: int, seconds: float) -> dict[str, Any]:
     use_threads(1)
-    # A host name that does not resolve must not stop processes that are on one machine anyway.
+    # All processes are on this machine: a host name that does not resolve must not stop them.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         "gloo",
@@ -149,7 +150,7 @@ def _rank(prepare: Prepare, meeting: Path, rank: int, processes: int, seconds: f
 
 
 def _chunk_steps(step: Callable[[], None]) -> int:
-    """Warm up (the first steps build buckets), and see how many steps a moment has."""
+    """Warm up (the first steps build buckets), and count the steps between two agreements."""
     for _ in range(3):
         step()
     began = time.monotonic()
@@ -161,7 +162,7 @@ def _chunk_steps(step: Callable[[], None]) -> int:
 
 
 def _agree(mine: bool) -> bool:
-    """What the first process says, so that all do the same number of steps."""
+    """The answer of the first process, so that all make the same number of steps."""
     flag = torch.tensor([1.0 if mine else 0.0])
     dist.broadcast(flag, 0)
     return bool(flag.item())

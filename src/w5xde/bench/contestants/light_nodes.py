@@ -1,6 +1,6 @@
-"""Light nodes: many connections in one process, that speak the real protocol and compute nothing.
+"""Light nodes: many connections in one process that use the real protocol and compute nothing.
 
-Each greets as a node does, and answers every Work at once with gradients that were computed once, for real.
+Each greets as a node does, and answers every Work at once with real gradients that were computed beforehand.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from w5xde.runtime.net.dialer import Route
 from w5xde.ticket import Ticket, parse
 from w5xde.tree import Span
 
-# Half of what a coordinator lets greet at a time from its own machine: those who are being closed count for a
-# while too.
+# Half of the greetings that a coordinator allows at a time from its own machine: closing connections count
+# for a while too.
 WAVE = STRANGERS_HERE_MAX // 2
 GRADIENTS_CAPTURED = 16
-# Of a coordinator of our own.
+# Generous: the coordinator is our own.
 LIMITS = Limits(meta_bytes_max=2**26, body_bytes_max=2**36)
 
 
-class Captured:
-    """Gradients of real batches, in the bytes that travel, and what they took and lost."""
+class CapturedGradients:
+    """Gradients of real batches, as they travel, with their losses."""
 
     def __init__(self, welcome: Welcome, body: Body) -> None:
         parts = prepare_node(jobs.seed, welcome, torch.device("cpu"))
@@ -62,12 +62,12 @@ class Captured:
             outcome = parts.trainer.compute(Task(0, Span(0, 1), 1, samples, [(index, samples, batch)]))
             self._given.append((outcome.vector.raw.numpy().tobytes(), outcome.loss_sum / samples))
 
-        # Once for all: everybody is given the same canary.
+        # Once for all nodes: every node gets the same canary.
         parts.prove(welcome, body)
         self.proof = [parts.proof.body] if parts.proof is not None else []
 
     def next(self) -> tuple[bytes, float]:
-        """A vector and its loss."""
+        """The next vector and its loss, in turn."""
         self._given.rotate(-1)
         return self._given[0]
 
@@ -77,13 +77,13 @@ class Crowd:
 
     def __init__(self, count: int, compute_seconds: float) -> None:
         self._count = count
-        # What each node claims that a batch took it; it decides how many batches it is lent at a time.
+        # The seconds for a batch that each node reports; they decide the size of its leases.
         self._compute_seconds = compute_seconds
-        self._captured: Captured | None = None
+        self._captured: CapturedGradients | None = None
         self._connections: set[Connection] = set()
         self._greeting = asyncio.Semaphore(WAVE)
         self._answered_at: dict[Connection, float] = {}
-        # What came before everybody was there: answering would keep the coordinator from greeting the rest.
+        # Work that arrived before all nodes had joined: answers would slow down the greeting of the rest.
         self._held: list[tuple[Connection, Work]] | None = []
         self.latencies: list[float] = []
         self.updates = 0
@@ -92,7 +92,7 @@ class Crowd:
         self.is_over = asyncio.Event()
 
     async def join(self, ticket: Ticket) -> None:
-        """Connect everybody, a few at a time. Nobody answers yet."""
+        """Connect all nodes, a few at a time. They answer no Work yet."""
         self._route = Route(ticket, Settings(road="tcp"))
         self._proof = ticket.id + ticket.secret.reveal()
         self._loop = asyncio.get_running_loop()
@@ -103,7 +103,7 @@ class Crowd:
                 joining.create_task(self._join(f"light-{number + 1}"))
 
     def begin(self) -> None:
-        """From now on everybody answers."""
+        """Answer all Work from now on."""
         held, self._held = self._held or [], None
         for connection, work in held:
             self._answer(connection, work)
@@ -117,7 +117,7 @@ class Crowd:
             elif isinstance(message, Work):
                 self._answer(connection, message)
             elif isinstance(message, Welcome):
-                self._captured = self._captured or Captured(message, body)
+                self._captured = self._captured or CapturedGradients(message, body)
                 connection.send(Ready(self._captured.layout_digest), self._captured.proof)
                 ready.set()
             elif isinstance(message, Rejected):
@@ -142,7 +142,7 @@ class Crowd:
 
         try:
             connection = await self._route.dial(make)
-            # No machine is named: each is on one of its own, and waits for no turn on somebody's cores.
+            # Without the name of a machine: nodes of one machine would take turns on its cores.
             connection.send(
                 Hello(protocol=PROTOCOL_VERSION, package=w5xde.__version__, name=name, ticket=self._proof)
             )
@@ -157,15 +157,15 @@ class Crowd:
         answers, pieces = [], []
         for loan in work.loans:
             seconds = len(loan.batches) * self._compute_seconds
-            # A vector for each batch that is apart, else one for all of them.
+            # A vector for each batch if the loan is `apart`, else one for all batches.
             sizes = [batch.samples for batch in loan.batches]
             losses = []
             for samples in sizes if loan.apart else [sum(sizes)]:
                 vector, loss = self._captured.next() if self._captured is not None else (b"", 0.0)
                 losses.append(loss * samples)
                 pieces.append(vector)
-            told = losses if loan.apart else []
-            answers.append(Answer(loan.lease, loss_sum=sum(losses), seconds=seconds, losses=told))
+            each = losses if loan.apart else []
+            answers.append(Answer(loan.lease, loss_sum=sum(losses), seconds=seconds, losses=each))
             self.updates += len(sizes)
         connection.send(Update(work.version, answers), pieces)
         self._answered_at[connection] = self._loop.time()
@@ -178,7 +178,7 @@ class Crowd:
 
     @property
     def lost(self) -> int:
-        """Connections that are gone, or never came to be."""
+        """The number of nodes without a connection."""
         return self._count - len(self._connections)
 
     def require_everybody(self) -> None:
@@ -189,8 +189,8 @@ class Crowd:
 
 
 def be_crowd(line: Line, count: int, compute_seconds: float) -> dict[str, Any]:
-    """The process of all light nodes: hears a ticket, says when all are there, is told when to count."""
-    # That a connection breaks while it is written to is counted, not told a thousand times.
+    """The process of all light nodes: gets a ticket, reports when all have joined, counts when told to."""
+    # Broken connections are counted, not logged a thousand times.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     ticket = parse(line.hear())
     return asyncio.run(_be_crowd(line, count, compute_seconds, ticket))
@@ -200,11 +200,11 @@ async def _be_crowd(line: Line, count: int, compute_seconds: float, ticket: Tick
     crowd = Crowd(count, compute_seconds)
     await crowd.join(ticket)
     crowd.require_everybody()
-    line.say("everybody is here")
+    line.say("all nodes have joined")
     begun: list[tuple[int, int]] = []
     found: dict[str, Any] = {}
 
-    def told() -> None:
+    def obey() -> None:
         word = line.hear()
         if word == "answer":
             crowd.begin()
@@ -221,13 +221,13 @@ async def _be_crowd(line: Line, count: int, compute_seconds: float, ticket: Tick
             )
             line.say(found)
 
-    asyncio.get_running_loop().add_reader(line.fileno(), told)
+    asyncio.get_running_loop().add_reader(line.fileno(), obey)
     await crowd.is_over.wait()
     return found
 
 
 def quantiles(seconds: list[float]) -> dict[str, float | None]:
-    """The middle, and what one in a hundred exceeds."""
+    """The median, the 99th percentile and the maximum."""
     ordered = sorted(seconds)
     if not ordered:
         return {"p50": None, "p99": None, "most": None}

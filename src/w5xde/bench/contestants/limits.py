@@ -1,6 +1,6 @@
-"""What this machine allows: forward and backward without a network, a bare stream, a bare copy.
+"""Limits of this machine: forward and backward without a network, a plain byte stream, a copy of memory.
 
-A limit is measured beside the contestant it bounds, in the same minutes, because machines drift.
+A limit is measured in the same minutes as the contestant that it bounds, because machines drift.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COPY_BYTES = 128 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ComputeLimit:
-    """Forward and backward alone, in as many processes as there are cores."""
+    """The rate of forward and backward alone, in as many processes as there are cores."""
 
     processes: int
     batches: int
@@ -39,7 +39,7 @@ class ComputeLimit:
 
 
 def compute_limit(job: Job, batch_size: int, seconds: float, processes: int | None = None) -> ComputeLimit:
-    """How many batches a second could be computed if nothing else had to be done."""
+    """Measure how many batches a second the machine computes if it does nothing else."""
     count = processes or core_count()
 
     def compute(line: Line) -> tuple[int, float, float]:
@@ -80,7 +80,7 @@ def compute_limit(job: Job, batch_size: int, seconds: float, processes: int | No
 
 
 def stream_limit(seconds: float, family: str = "tcp") -> float:
-    """Bytes a second from one process to another over one stream, in large pieces, straight into place."""
+    """Bytes a second from one process to another over one stream, in large pieces, into fixed memory."""
     with tempfile.TemporaryDirectory() as folder, _listener(family, Path(folder)) as listener:
         address = listener.getsockname()
 

@@ -1,7 +1,7 @@
-"""Our own contestant: a run of `w5xde` in a process tree of its own, watched from inside.
+"""Our own contestant: a run of `w5xde` in its own process tree, measured from inside.
 
-What counts is what the coordinator has applied. The rate is measured over a window that begins a while after
-the first step and ends before the run does; the rate of the whole run is told beside it.
+Only applied batches count. The rate is measured over a window that begins some time after the first step and
+ends before the run; the rate of the whole run is reported as well.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from w5xde.runtime.coordinator.body import Coordinator
 from w5xde.runtime.durable.audit import audit_run
 from w5xde.runtime.system.memory import pss_bytes
 
-# Looking costs more the more nodes there are; with few, steps may be long and are to be timed closely.
+# A look at the status costs more with more nodes; with few, steps may be long and need closer timing.
 LOOK_SECONDS = 0.1
 LOOK_SECONDS_IF_FEW = 0.02
 FEW_NODES = 4
 WARM_UP_SECONDS = 2.0
-# Of a short run no more than this part is left out of the window.
+# The warm-up is at most this part of a short run.
 WARM_UP_PART = 0.25
 
 
 class Window(msgspec.Struct):
-    """What happened between two moments of a run."""
+    """What happened between two moments of a run; as a moment, the totals until then."""
 
     seconds: float = 0.0
     batches: int = 0
@@ -61,12 +61,12 @@ class Window(msgspec.Struct):
         return 1e6 * self.cpu_seconds / self.batches if self.batches else None
 
     def per_second(self, count: float) -> float | None:
-        """Nothing, rather than a guess, if the window holds no step."""
+        """The rate of a count; None if the window holds no step."""
         return count / self.seconds if self.steps else None
 
 
 class Checks(msgspec.Struct):
-    """Batches a second in turns with the checks of updates and without, and what CPU time they took."""
+    """Batches a second in turns with and without the checks of updates, and the CPU time of the checks."""
 
     looking: list[float]
     blind: list[float]
@@ -74,8 +74,8 @@ class Checks(msgspec.Struct):
     look_cpu_seconds: float
 
 
-class Run(msgspec.Struct):
-    """What a run of ours gave."""
+class ProductRun(msgspec.Struct):
+    """The measurements of one run of w5xde."""
 
     summary: dict[str, Any]
     folder: str
@@ -83,10 +83,10 @@ class Run(msgspec.Struct):
     window: Window
     warm_up_seconds: float
     memory_pss_bytes: int | None
-    # How much the coordinator alone grew since just before the model was made, at most while it trained.
+    # The peak growth of the coordinator's memory in training, since just before the model was built.
     coordinator_memory_bytes: int | None
     loss_all_samples: float | None
-    # Of a run that looked at numbers in turns.
+    # Of a run that made its checks in turns.
     checks: Checks | None = None
 
     @property
@@ -95,22 +95,22 @@ class Run(msgspec.Struct):
 
     @property
     def fairness(self) -> float | None:
-        """Most batches of a node over least; nothing if a node did nothing."""
+        """The most batches of a node over the least; None if a node did nothing."""
         counts = self.batches_per_node.values()
         return max(counts) / min(counts) if counts and min(counts) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """The ledger's own count of a run."""
+    """The count of a run by its ledger."""
 
     is_clean: bool
     batches: int
     violations: list[str]
 
 
-def count_again(run: Run) -> Count:
-    """What the ledger says: every batch that was reported must be there, for each node."""
+def count_again(run: ProductRun) -> Count:
+    """Audit a run: its ledger must have exactly the reported batches, for each node."""
     report = audit_run(Path(run.folder))
     found = report.findings
     wrong = list(found.violations)
@@ -124,7 +124,7 @@ def count_again(run: Run) -> Count:
 
 
 def settings_for(runs: str, **given: Any) -> Settings:
-    """Settings of a measured run. Nothing of the user's environment or files counts."""
+    """Settings of a measured run. Ignores the environment and the files of the user."""
     base: dict[str, Any] = {
         "batch_size": BATCH_SIZE,
         "seed": SEED,
@@ -148,23 +148,23 @@ def run_product(
     measures_loss: bool = True,
     has_view: bool = False,
     checks_in_turns: bool = False,
-) -> Run:
-    """Train with these settings (which must say for how many seconds), in processes of its own.
+) -> ProductRun:
+    """Train with these settings, which must set `seconds`, in separate processes.
 
-    With `window_seconds` the run ends sooner: when a window of that length has been measured. With `has_view`
-    it is shown as `settings.log` says, to nobody. With `checks_in_turns` it looks at numbers only half of the
-    time (see `checks`).
+    With `window_seconds` the run ends when a window of that length has been measured. With `has_view` the
+    view of `settings.log` is drawn, into memory. With `checks_in_turns` the checks of updates are off half of
+    the time (see `checks`).
     """
     seconds = settings.seconds or 0.0
     stopwatch = Stopwatch(window_seconds or seconds, settings.nodes, stops=window_seconds is not None)
     watcher = _Shown(stopwatch, settings) if has_view else stopwatch
 
-    def work(line: Line) -> Run:
+    def work(line: Line) -> ProductRun:
         if checks_in_turns:
             stopwatch.checks.start()
         return run_here(job, settings, name, stopwatch, watcher, measures_loss=measures_loss)
 
-    return msgspec.convert(run_apart(work, "w5xde", seconds), Run)
+    return msgspec.convert(run_apart(work, "w5xde", seconds), ProductRun)
 
 
 def run_here(
@@ -175,8 +175,8 @@ def run_here(
     watcher: Watcher,
     *,
     measures_loss: bool = False,
-) -> Run:
-    """The run itself, in this process. `watcher` is the stopwatch, or somebody who tells it."""
+) -> ProductRun:
+    """Run in this process. `watcher` is the stopwatch, or forwards to it."""
     before: list[int] = []
 
     def model() -> Any:
@@ -186,7 +186,7 @@ def run_here(
 
     result = run_coordinator(replace(job, model=model), settings, watcher=watcher, name=name)
     peak, checks = stopwatch.peak_bytes, stopwatch.checks
-    return Run(
+    return ProductRun(
         summary=result.summary,
         folder=str(result.folder.absolute()),
         reason=result.reason,
@@ -200,7 +200,7 @@ def run_here(
 
 
 class _Shown(Watcher):
-    """A stopwatch, and the view that a user would have, which nobody looks at."""
+    """Forwards to a stopwatch, and draws the view of a user into memory."""
 
     def __init__(self, stopwatch: Stopwatch, settings: Settings) -> None:
         from w5xde.cli.view import View
@@ -217,7 +217,7 @@ class _Shown(Watcher):
 
 
 class Stopwatch(Watcher):
-    """Looks at a run a few times a second, from the coordinator's own loop."""
+    """Reads the status of a run a few times a second, on the event loop of the coordinator."""
 
     def __init__(self, seconds: float, nodes: int, *, stops: bool, warm_up_steps: int = 1) -> None:
         self._warm_up_steps = warm_up_steps
@@ -244,19 +244,19 @@ class Stopwatch(Watcher):
             return
         self._loop.call_later(self._look_seconds, self._look)
         status = self._coordinator.status()
-        # The window begins and ends with a step, or long steps would be cut.
+        # The window begins and ends with a step, so that it never cuts a long step.
         if status.step == self._steps_seen:
             return
         self._steps_seen = status.step
         now = self._loop.time()
         if self._first_step_at is None:
             self._first_step_at = now
-            # What trying the first batch took is over; what training takes counts.
+            # Memory for the trial of the first batch does not count, only memory for training.
             forget_peak()
         self.peak_bytes = peak_bytes()
         if now - self._first_step_at < self.warm_up_seconds or status.step < self._warm_up_steps:
             return
-        # Dear, so twice only: when everybody is there, and in the middle.
+        # Costly, so only twice: when all nodes have joined, and in the middle.
         if not self._tree:
             self._tree = tree(os.getpid())
         if self.memory_pss_bytes is None and now - self._first_step_at >= self._seconds / 2:
@@ -275,11 +275,11 @@ class Stopwatch(Watcher):
 
     def _weigh(self) -> None:
         pss = pss_bytes(tree(os.getpid()))
-        # Our parent shares what it loaded with everybody here; a run of its own would have that to itself.
+        # Our parent shares its loaded libraries with these processes; a real run would own that memory.
         self.memory_pss_bytes = pss + lent_bytes(os.getppid())
 
     def window(self) -> Window:
-        """From the end of the warm-up to the last look before the end."""
+        """The window from the end of the warm-up to the last look."""
         begin, end = self._begin, self._end
         if begin is None or end is None:
             return Window()

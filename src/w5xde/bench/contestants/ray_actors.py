@@ -1,7 +1,8 @@
-"""A contestant, if it is installed: an asynchronous parameter server made of Ray actors.
+"""A contestant, if Ray is installed: an asynchronous parameter server made of Ray actors.
 
-The usual pattern: one actor holds model and optimizer; workers are actors that compute a gradient on the
-weights they were given. Whenever a gradient arrives it is applied, and its worker gets the newest weights.
+The usual pattern: one actor holds model and optimizer, and the workers are actors that compute gradients on
+the weights that they get. The server applies each gradient when it arrives and sends that worker the newest
+weights.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def is_installed() -> bool:
 
 
 class Server:
-    """Holds the model; applies each gradient as it comes."""
+    """Holds the model, and applies each gradient when it arrives."""
 
     def __init__(self, job: Job) -> None:
         use_threads(1)
@@ -80,7 +81,7 @@ class Worker:
 
 
 def run_ray(job: Job, workers: int, batch_size: int, seconds: float) -> Exchanged:
-    """Train for so long, after a warm-up, in a Ray of its own."""
+    """Train for `seconds` after a warm-up, in a separate Ray cluster."""
     said = run_apart(
         lambda line: _run(line, job, workers, batch_size, seconds), "Ray", seconds + START_SECONDS
     )
@@ -105,7 +106,7 @@ def _run(line: Line, job: Job, workers: int, batch_size: int, seconds: float) ->
             pending[hand.gradients.remote(weights)] = hand
             applied += 1
             if begin is None and applied >= workers and time.monotonic() - began > WARM_UP_SECONDS:
-                # What was sent off may not have been applied yet: wait, so that only what was counts.
+                # Wait until everything sent so far is applied, so that it does not count.
                 ray.get(weights)
                 begin, began, cpu_begin = applied, time.monotonic(), cpu_seconds(tree(os.getpid()))
         ray.get(weights)

@@ -1,1 +1,1 @@
-"""Measuring: processes with a deadline, CPU and memory, pairs of runs, ratios, slow links."""
+"""Measuring: processes with a deadline, CPU and memory, pairs of runs, ratios, slow links. Shows nothing."""

@@ -1,4 +1,4 @@
-"""What a tree of processes used: CPU time and memory, as the kernel counts them."""
+"""CPU time and memory of processes, as the kernel counts them, and the facts about this machine."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from w5xde.learn.model.device import core_count
 
 
 def tree(pid: int) -> list[int]:
-    """A process and everybody below it."""
+    """A process and all its descendants."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
     return []
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """User and system time of processes that live."""
+    """User and system time of those processes that still live."""
     total = 0.0
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -33,27 +33,27 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def lent_bytes(pid: int) -> int:
-    """What a process seems to own of pages that it only shares: without it, the others would own that too."""
+    """The part of shared pages that PSS counts for this process, and for the others without it."""
     memory = _memory(pid)
     return max(0, memory.pss - memory.uss) if hasattr(memory, "pss") else 0
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Memory of a process, or of this one, that is in use now, whoever else uses it too.
+    """The resident memory of a process, or of this one, including shared pages.
 
-    To see what a process grows by: its PSS also shrinks, when somebody else begins to use the same pages.
+    For measuring growth: PSS would also shrink when another process begins to share the same pages.
     """
     return int(psutil.Process(pid).memory_info().rss)
 
 
 def forget_peak() -> None:
-    """Let the kernel count this process's peak from now on, where it can."""
+    """Let the kernel count the peak memory of this process from now on, where it can."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def peak_bytes() -> int | None:
-    """The most memory of this process that was ever in use, since the peak was forgotten."""
+    """The peak memory of this process since `forget_peak`."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("VmHWM:"):
@@ -69,17 +69,17 @@ def _memory(pid: int) -> Any:
 
 
 def socket_buffer_bytes(wanted: int) -> int | None:
-    """How large the system really makes a socket's buffer that is to be so large; nothing: it adapts it."""
+    """The real size of a socket buffer that is set to `wanted` bytes; None for 0: the system adapts it."""
     if not wanted:
         return None
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wanted)
-        # Linux doubles what it grants, for its own books.
+        # Linux doubles the value, for its own overhead.
         return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // (2 if sys.platform == "linux" else 1)
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """The facts about this machine that a report needs."""
     import torch
 
     return {

@@ -1,6 +1,6 @@
-"""Pairs: two contestants in turns, because machines drift and only neighbours can be compared.
+"""Pairs: runs two contestants in turns, because machines drift and only neighbouring runs compare.
 
-One, the other, one, the other …; of several pairs the first is dropped.
+The first of several pairs is a warm-up and does not count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from w5xde.bench.suites.seed import Say, runs_folder
 from w5xde.learn.job.job import Job
 from w5xde.runtime.admission.register import TicketRegister
 
-# However slow a run is, it ends after this many times what it is measured for, and some seconds.
+# However slow a run is, it ends after this many times its measured seconds, plus these.
 SECONDS_FACTOR, SECONDS_MORE = 3, 20.0
 
 Measured = dict[str, Any]
@@ -26,16 +26,16 @@ Measured = dict[str, Any]
 
 @dataclass(slots=True)
 class Turns:
-    """What both gave, pair by pair; each says at least its batches a second."""
+    """The results of both contestants, pair by pair; each has at least `batches_per_second`."""
 
     ones: list[Measured] = field(default_factory=list)
     others: list[Measured] = field(default_factory=list)
-    # Of all runs of ours, dropped ones too.
+    # Of all runs of w5xde, the dropped ones included.
     audit_clean: bool = True
 
     @property
     def ratios(self) -> list[float]:
-        """The one's batches a second over the other's, for each pair."""
+        """The rate of the first contestant over that of the second, for each pair."""
         return [
             one["batches_per_second"] / other["batches_per_second"]
             for one, other in zip(self.ones, self.others, strict=True)
@@ -43,14 +43,14 @@ class Turns:
 
 
 def dropped(pairs: int) -> int:
-    """How many of so many pairs do not count."""
+    """How many of `pairs` pairs do not count."""
     return 1 if pairs > 1 else 0
 
 
 def in_turns(
     pairs: int, one: tuple[str, Callable[[], Measured]], other: tuple[str, Callable[[], Measured]], say: Say
 ) -> Turns:
-    """Let both, which are named, run so many times."""
+    """Run both contestants, given as (name, function), `pairs` times in turn."""
     turns = Turns()
     for pair in range(pairs):
         found = []
@@ -71,7 +71,7 @@ def median(runs: list[Measured], key: str) -> float:
 def run_of_ours(
     job: Job, nodes: int, seconds: float, *, name: str, checks_in_turns: bool = False, **settings: Any
 ) -> Measured:
-    """One run of ours with these settings, measured for so long, and its ledger counted again."""
+    """Run w5xde with these settings, measure it for `seconds`, and audit its ledger."""
     with runs_folder(None) as runs:
         chosen = settings_for(runs, nodes=nodes, seconds=SECONDS_FACTOR * seconds + SECONDS_MORE, **settings)
         run = run_product(job, chosen, name=name, window_seconds=seconds, checks_in_turns=checks_in_turns)

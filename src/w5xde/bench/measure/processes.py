@@ -1,7 +1,7 @@
-"""Processes for a measurement: forked, given a deadline that the kernel keeps, and gone afterwards.
+"""Processes for a measurement: forked, with a deadline that the kernel enforces, and killed afterwards.
 
-Forked rather than started anew, because loading torch ten times takes longer than most measurements. The
-process that forks must have one thread: it loads torch and computes nothing itself.
+Forked, because loading torch ten times takes longer than most measurements. The forking process must have one
+thread: it loads torch and computes nothing. Knows nothing of what the processes measure.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import psutil
 
 from w5xde.errors import TrainingError, UsageError, W5xdeError
 
-# What one process may take to load, connect and part, besides what it measures.
+# Seconds that a process may take to load, connect and end, besides its measurement.
 OVERHEAD_SECONDS = 90.0
-# How much sooner than the kernel we lose patience, so that the error can be told.
+# We give up this much sooner than the kernel, so that there is an error message.
 IMPATIENCE_SECONDS = 5.0
-# From "go" to the first moment that counts: every process has heard it by then.
+# From the start signal to the first moment that counts: every process has got the signal by then.
 GO_SECONDS = 0.2
 
 
 class Line:
-    """One end of a conversation between two processes of a measurement, in JSON values."""
+    """One end of a connection between two processes of a measurement; carries JSON values."""
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self._sock = sock
@@ -42,7 +42,7 @@ class Line:
         self._send({"value": value})
 
     def fail(self, error: W5xdeError) -> None:
-        """The last word of somebody who could not do its work."""
+        """Send the error that ended this process, as its last message."""
         with contextlib.suppress(OSError):
             self._send({"error": error.what, "code": error.code, "why": error.why, "fix": error.fix})
 
@@ -74,7 +74,7 @@ class Line:
         return TrainingError(f"{self._peer} {what}", code="W5-320")
 
     def fileno(self) -> int:
-        """For those who wait for several things at a time."""
+        """For an event loop that waits for messages."""
         return self._sock.fileno()
 
     def close(self) -> None:
@@ -84,10 +84,12 @@ class Line:
 Work = Callable[[Line], Any]
 
 
-class Member:
-    """A forked process that does its work, talks to us, and in the end answers."""
+class ForkedProcess:
+    """A forked process that calls `work`, exchanges messages with us, and sends its result as the last."""
 
-    def __init__(self, work: Work, name: str, seconds_max: float, siblings: Sequence[Member] = ()) -> None:
+    def __init__(
+        self, work: Work, name: str, seconds_max: float, siblings: Sequence[ForkedProcess] = ()
+    ) -> None:
         self._patience_seconds = seconds_max
         ours, theirs = socket.socketpair()
         sys.stdout.flush()
@@ -105,14 +107,14 @@ class Member:
         self._line.say(value)
 
     def hear(self) -> Any:
-        """The next thing it says; the last one is its answer."""
+        """Its next message; the last one is its result."""
         return self._line.hear(self._patience_seconds)
 
     def close(self) -> None:
         self._line.close()
 
     def end(self) -> None:
-        """See that it is gone, and everybody it started."""
+        """Kill it and all processes that it started."""
         self.close()
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self.pid).children(recursive=True):
@@ -123,14 +125,14 @@ class Member:
 
 
 @contextlib.contextmanager
-def crew(works: dict[str, Work], seconds: float) -> Iterator[list[Member]]:
-    """One process for each work, that measures for so long. All are gone when this is left, however it is."""
+def crew(works: dict[str, Work], seconds: float) -> Iterator[list[ForkedProcess]]:
+    """One process for each work, which may measure for `seconds`. All are killed at the end."""
     if not hasattr(os, "fork"):
         raise UsageError("benchmarks need a system that can fork", code="W5-303", fix="run them on Linux")
-    members: list[Member] = []
+    members: list[ForkedProcess] = []
     try:
         for name, work in works.items():
-            members.append(Member(work, name, seconds + OVERHEAD_SECONDS, members))
+            members.append(ForkedProcess(work, name, seconds + OVERHEAD_SECONDS, members))
         yield members
     finally:
         for member in members:
@@ -138,13 +140,13 @@ def crew(works: dict[str, Work], seconds: float) -> Iterator[list[Member]]:
 
 
 def run_apart(work: Work, name: str, seconds: float) -> Any:
-    """What one process answers, that measures for so long."""
+    """Run `work` in one process, which may measure for `seconds`; returns its result."""
     with crew({name: work}, seconds) as [member]:
         return member.hear()
 
 
-def start_together(members: list[Member], seconds: float) -> list[Any]:
-    """Once all are ready, let all measure during the same seconds; returns their answers."""
+def start_together(members: list[ForkedProcess], seconds: float) -> list[Any]:
+    """When all are ready, let all measure during the same seconds; returns their results."""
     for member in members:
         member.hear()
     start = time.monotonic() + GO_SECONDS
@@ -154,7 +156,7 @@ def start_together(members: list[Member], seconds: float) -> list[Any]:
 
 
 def warm_up() -> None:
-    """Load here, once, what every process would load for itself."""
+    """Load once what every forked process would have to load."""
     import torch
 
     torch.set_num_threads(1)
@@ -163,12 +165,12 @@ def warm_up() -> None:
 
 
 def _be_member(work: Work, line: Line, seconds_max: float) -> None:
-    """Never returns. Ctrl-C reaches the whole group: our parent ends us when it means us."""
+    """Call `work` and exit. Ignores Ctrl-C, which reaches the whole process group: the parent ends us."""
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, seconds_max)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # Results are told over the line; stdout belongs to the parent.
+        # Results travel over the line; stdout belongs to the parent.
         os.dup2(2, 1)
         line.say(work(line))
     except W5xdeError as error:

@@ -1,7 +1,7 @@
-"""A slow link between two processes of one machine: a relay that forwards bytes no faster than it may.
+"""A slow link between two processes of one machine: a relay that forwards bytes at a limited rate.
 
-Each direction of each connection has a token bucket of its own. Only what may be forwarded is read, so that
-whoever sends too fast finds its socket full, as on a real link.
+Each direction of each connection has its own token bucket. The relay reads only what it may forward, so a
+sender that is too fast finds its socket full, as on a real link. Knows nothing of the bytes.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import socket
 
 from w5xde.bench.measure.processes import Line
 
-# What may pass at once after a pause: about what a switch or a modem buffers. And never less than passes
-# while a process waits for its turn on a core, or the link would be slower than it says.
+# Bytes that may pass at once after a pause: about the buffer of a switch or a modem. Never less than passes
+# while a process waits for a core, or the link would be slower than its rate.
 BURST_BYTES = 64 * 1024
 BURST_SECONDS = 0.005
 # Bytes are forwarded in parts of a burst: few enough to be cheap, small enough to flow.
 BURST_PARTS = 8
-# What is on its way inside the relay is not to be much: a link is no store.
+# Small, so that few bytes wait inside the relay.
 RECEIVE_BUFFER_BYTES = 256 * 1024
 
 
 class Bucket:
-    """How much may pass. Knows no clock: callers pass `now`."""
+    """A token bucket: the bytes that may pass. Knows no clock: callers pass `now`."""
 
     def __init__(self, bytes_per_second: float, now: float) -> None:
         self.bytes_per_second = bytes_per_second
@@ -38,25 +38,25 @@ class Bucket:
         return int(self._level)
 
     def wait_seconds(self, now: float) -> float:
-        """How long until a part of a burst may pass; nothing if it may already."""
+        """Seconds until a part of a burst may pass; 0 if it may now."""
         return max(0.0, (self.size // BURST_PARTS - self.free(now)) / self.bytes_per_second)
 
     def take(self, count: int) -> None:
-        """So many have passed."""
+        """Count bytes that have passed."""
         self._level -= count
 
 
 def open_listener() -> socket.socket:
-    """Where nodes find the relay."""
+    """The socket on which nodes connect to the relay."""
     listener = socket.create_server(("127.0.0.1", 0))
-    # Connections inherit it; later it would be too late to keep their windows small.
+    # Connections inherit it; once they are open, their windows cannot be kept small.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
     listener.setblocking(False)
     return listener
 
 
 def be_relay(line: Line, listener: socket.socket, bytes_per_second: float) -> None:
-    """The process of a relay: hears where the coordinator is, and forwards until it is ended."""
+    """The process of a relay: gets the address of the coordinator, and forwards until it is killed."""
     host, port = line.hear()
     asyncio.run(_accept(listener, (host, port), bytes_per_second))
 
@@ -84,7 +84,7 @@ async def _link(near: socket.socket, address: tuple[str, int], bytes_per_second:
 
 
 async def forward(source: socket.socket, target: socket.socket, bytes_per_second: float) -> None:
-    """One direction, until one of them hangs up."""
+    """Forward one direction until either side closes."""
     loop = asyncio.get_running_loop()
     bucket = Bucket(bytes_per_second, loop.time())
     buffer = memoryview(bytearray(bucket.size))
@@ -94,7 +94,7 @@ async def forward(source: socket.socket, target: socket.socket, bytes_per_second
             count = await loop.sock_recv_into(source, buffer[: bucket.free(loop.time())])
             if not count:
                 break
-            # What was saved up while nothing came counts for what comes now.
+            # Fill the bucket for the time spent waiting for these bytes.
             bucket.free(loop.time())
             bucket.take(count)
             await loop.sock_sendall(target, buffer[:count])

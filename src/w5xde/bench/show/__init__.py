@@ -1,1 +1,1 @@
-"""Showing results: tables, figures with units, plots."""
+"""Shows results: tables, figures with units, plots. Measures nothing."""

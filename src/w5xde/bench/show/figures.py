@@ -1,4 +1,4 @@
-"""Figures with their units, for people. What is not known is a dash."""
+"""Formats figures with their units. An unknown figure is a dash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def count(number: float | None) -> str:
 
 
 def rate(number: float | None) -> str:
-    """So many a second; few of them with the digits that tell them apart."""
+    """A rate; small ones with decimals."""
     if number is None:
         return UNKNOWN
     return f"{number:,.0f}" if number >= 100 else f"{number:,.1f}" if number >= 10 else f"{number:,.2f}"

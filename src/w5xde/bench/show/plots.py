@@ -1,4 +1,4 @@
-"""Pictures of benchmarks, one function for each. Drawn into a file, never onto a screen."""
+"""Plots of benchmark results, one function for each benchmark. Writes files, never to a screen."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Told apart also by those who do not see all colours (Okabe and Ito).
+# The palette of Okabe and Ito, which colour-blind readers can tell apart.
 OURS, THEIRS, LIMIT, FOURTH = "#0072B2", "#E69F00", "#999999", "#009E73"
 WIDTH_INCHES, HEIGHT_INCHES, DOTS_PER_INCH = 8.0, 4.2, 150
 
 
 def draw(bench: str, found: dict[str, Any], path: Path) -> None:
-    """Draw what a benchmark found."""
+    """Plot the results of a benchmark into a file."""
     from matplotlib.figure import Figure
 
-    # Without pyplot: no window system is looked for, a file is drawn with Agg.
+    # Without pyplot, so that matplotlib looks for no window system and draws with Agg.
     figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), layout="constrained")
     _DRAW[bench](figure, found)
     figure.savefig(path, dpi=DOTS_PER_INCH, format="png")
@@ -83,7 +83,7 @@ def draw_evolution(figure: Figure, found: dict[str, Any]) -> None:
 
 
 def draw_codecs(figure: Figure, found: dict[str, Any]) -> None:
-    """A line for each codec: how small on the left, how fast on the right, a mark for each kind of data."""
+    """A line for each codec: ratio on the left, speed on the right, a mark for each kind of data."""
     left, right = figure.subplots(1, 2, sharey=True)
     codecs = list(dict.fromkeys(row["codec"] for row in found["rows"]))
     kinds = list(dict.fromkeys(row["data"] for row in found["rows"]))
@@ -107,7 +107,7 @@ def draw_codecs(figure: Figure, found: dict[str, Any]) -> None:
 
 
 def draw_exchange(figure: Figure, found: dict[str, Any]) -> None:
-    """Each row as a part of what a bare stream allows, so that sizes can be compared."""
+    """Each row relative to a plain stream, so that model sizes can be compared."""
     axes = figure.subplots()
     rows = found["rows"]
     names = [f"{row['parameters'] / 1e6:g}M, {row['nodes']} nodes, {row['road']}" for row in rows]
@@ -127,7 +127,7 @@ def draw_exchange(figure: Figure, found: dict[str, Any]) -> None:
 
 
 def draw_links(figure: Figure, found: dict[str, Any]) -> None:
-    """Each codec over none, so that links of every speed fit one picture."""
+    """Each codec relative to none, so that links of every speed fit one plot."""
     axes = figure.subplots()
     links = found["rows"]
     codecs = list(links[0]["batches_per_second"])

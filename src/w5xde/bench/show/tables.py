@@ -1,4 +1,4 @@
-"""What a benchmark says on screen, in tables; each figure is written by `figures`."""
+"""Tables of benchmark results for the terminal; `figures` formats each number. Computes nothing."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PIPED_COLUMNS = 180
 
 
 def facts(out: Console, pairs: Iterable[tuple[str, str]]) -> None:
-    """What is known, line by line."""
+    """Print names and values, one pair a line."""
     for name, value in pairs:
         out.print(f"  [dim]{name:<18}[/]{value}")
 
 
 def rows(headings: Sequence[str], lines: Iterable[Sequence[str]], *, words: int = 1) -> Table:
-    """A table whose first columns are words and whose others are figures."""
+    """A table with `words` columns of text, and columns of figures after them."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for at, heading in enumerate(headings):
         table.add_column(heading, justify="left" if at < words else "right")
@@ -43,8 +43,8 @@ def rows(headings: Sequence[str], lines: Iterable[Sequence[str]], *, words: int 
 
 
 def show(found: dict[str, Any], stream: IO[str]) -> None:
-    """A benchmark's results, for people."""
-    # Tables that nobody looks at in a terminal are not to be folded for one.
+    """Print the results of a benchmark as tables."""
+    # Do not fold tables for the width of a terminal if the output is not one.
     width = None if stream.isatty() else PIPED_COLUMNS
     out = Console(file=stream, highlight=False, soft_wrap=True, width=width)
     _SHOW[found["bench"]](out, found)

@@ -1,1 +1,1 @@
-"""The benchmarks, one module for each: what `w5xde bench NAME` runs."""
+"""The benchmarks: one module for each `w5xde bench NAME`. They measure, and `show` formats their results."""

@@ -1,8 +1,8 @@
-"""What it takes a coordinator to look at numbers: whether updates, and the weights after a step, are sound.
+"""The cost of the coordinator's checks that updates, and the weights after a step, are finite and plausible.
 
-The product has no switch for that, and runs differ by more than it takes. So a run closes its eyes for half a
-second, opens them for the next, and so on: each turn is compared with its neighbour. Only here, in a process
-that is thrown away with what it trained. The CPU time of the looks is counted too.
+The product cannot switch these checks off, and runs differ by more than they cost. So within one run they are
+off for half a second, on for the next, and so on, and each turn is compared with its neighbour. Only in the
+process of a benchmark, whose model is thrown away. The CPU time of the checks is measured too.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from w5xde.learn.step.finite import Gauge
 from w5xde.learn.step.rollback import Undo
 
 TURN_SECONDS = 0.5
-# Reading the clock takes longer than a short look: so one of so many, by chance, is timed and counts for all,
-# and what passes between two readings with nothing between them is taken off.
+# Reading the clock takes longer than a short check. So one of this many checks, at random, is timed and
+# counts for all, less the time between two readings with nothing between them.
 TIMED_OF = 16
 _READINGS = 1000
 
-# Who looks, and what one says whose eyes are closed.
+# The checks, and what each returns while they are off.
 _LOOKS: dict[tuple[type, str], Callable[..., Any]] = {
     (Gauge, "norms"): lambda gauge, body, vectors: [0.0] * len(vectors),
     (Gauge, "norm"): lambda gauge, vector: 0.0,
@@ -37,13 +37,13 @@ _LOOKS: dict[tuple[type, str], Callable[..., Any]] = {
 
 
 class CheckTurns:
-    """Opens and closes the eyes of this process, and counts what was done meanwhile."""
+    """Switches the checks of this process on and off, and measures each turn."""
 
     def __init__(self) -> None:
-        # Batches a second of each turn, with open eyes and with closed ones.
+        # Batches a second of each turn, with checks and without.
         self.looking: list[float] = []
         self.blind: list[float] = []
-        # CPU time of the process, and of the looks alone, in all turns with open eyes.
+        # CPU time of the process, and of the checks alone, in all turns with checks.
         self.cpu_seconds = 0.0
         self.look_cpu_seconds = 0.0
         self._is_on = False
@@ -51,7 +51,7 @@ class CheckTurns:
         self._is_inside = False
         self._chance = random.Random(0)
         self._reading_seconds = 0.0
-        # When the turn began, how many batches there were then, and how much CPU time.
+        # The beginning of the turn: time, batches and CPU time.
         self._since: tuple[float, int, float] | None = None
 
     def start(self) -> None:
@@ -65,7 +65,7 @@ class CheckTurns:
         def looked(*arguments: Any) -> Any:
             if self._is_blind:
                 return unseen(*arguments)
-            if self._is_inside:  # one look is part of another
+            if self._is_inside:  # one check calls another
                 return look(*arguments)
             self._is_inside = True
             begun = time.thread_time() if self._chance.random() * TIMED_OF < 1 else None
@@ -80,7 +80,7 @@ class CheckTurns:
         return looked
 
     def turn(self, now: float, batches: int) -> None:
-        """So many batches are done by now: the next turn, if it is time for it."""
+        """Begin the next turn if it is time; `batches` is the total by now."""
         if not self._is_on:
             return
         cpu = time.process_time()

@@ -1,7 +1,7 @@
-"""What each codec makes of real gradients: how small, and how fast. Measures; shows nothing.
+"""`bench codecs`: ratio and speed of each codec on real gradients.
 
-The gradients are those of the digits and the text example after some real steps, and of a larger text model:
-random numbers would compress worse, and those of a model that has not begun to learn better.
+The gradients are those of the digits and the text example after some steps, and of a larger text model:
+random numbers would compress worse, and gradients of an untrained model better.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from w5xde.learn.model.layout import Group
+    from w5xde.learn.model.layout import DtypeGroup
 
 SPECS = (
     "none",
@@ -37,15 +37,15 @@ STEPS = 20
 
 
 class Payload(NamedTuple):
-    """A gradient as a node would send it."""
+    """A gradient with its layout, as a node would send it."""
 
     name: str
     raw: Tensor
-    groups: list[Group]
+    groups: list[DtypeGroup]
 
 
 def measure(seconds: float) -> dict[str, Any]:
-    """Every codec on every payload, in about so many seconds and those that the training takes.
+    """Measure every codec on every payload for about `seconds`, after some training.
 
     Each row has `codec`, `data`, `raw_bytes`, `encoded_bytes`, `ratio` (raw over encoded, as the first system
     had it), `encode_bytes_per_second` and `decode_bytes_per_second`, counted in raw bytes, the best of as
@@ -94,7 +94,7 @@ def _row(payload: Payload, spec: str, seconds: float) -> dict[str, Any]:
 
 
 def _best(work: Callable[[], object], seconds: float) -> float:
-    """The seconds of the fastest of as many runs as fit; one at least."""
+    """The seconds of the fastest of as many calls as fit, at least one."""
     best = float("inf")
     until = time.perf_counter() + seconds
     while True:
@@ -134,7 +134,7 @@ def _payloads() -> Iterator[Payload]:
 
 
 def _trained(name: str, model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Payload:
-    """The last gradient of some steps, laid out as it would be sent."""
+    """The last gradient of some steps, in the layout of an update."""
     import torch
 
     from w5xde.learn.model.layout import Blueprint, describe

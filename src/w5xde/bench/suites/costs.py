@@ -1,10 +1,10 @@
-"""`bench costs`: what encryption and the checks of updates take of the seeds' benchmark, with what was asked.
+"""`bench costs`: the cost of encryption and of the checks of updates in the seed benchmark, beside its limit.
 
-Encrypted and clear runs take turns. The encrypted ones use the product's own TLS 1.3 on loopback, so that no
-port is open to other machines: with a certificate made for this, because only a user's own is used there.
+Encrypted and clear runs take turns. The encrypted ones use the TLS 1.3 of the product on the loopback, so
+that no port is open to other machines, with a certificate made for this benchmark.
 
-The checks cannot be switched off, and take less than runs differ by: they are left out for half a second and
-done for the next, within each run (see `checks`).
+The checks cannot be switched off, and cost less than runs differ by: within each run they are off for half a
+second and on for the next (see `checks`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CERTIFICATE_DAYS = 2
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One row: what it is that costs, in which mode, and the most it was asked to cost."""
+    """One row: the feature, the mode, and the highest cost that is allowed."""
 
     title: str
     without: str
@@ -44,19 +44,19 @@ class Cost:
 
 @dataclass(slots=True)
 class Compared:
-    """What was found with and without it: batches a second in turns, and the runs they are from."""
+    """Batches a second in turns with and without the feature, and their runs."""
 
     with_it: list[float]
     without: list[float]
     runs: list[Measured]
-    # The part of the coordinator's CPU time, where it was counted.
+    # The share of the coordinator's CPU time, if it was measured.
     cpu_part: float | None = None
     audit_clean: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class CostsOptions:
-    """What can be chosen."""
+    """The options of the benchmark."""
 
     rows: tuple[str, ...]
     pairs: int = 6
@@ -123,7 +123,7 @@ COSTS: dict[str, Cost] = {
 
 
 def run_costs(options: CostsOptions, say: Say) -> dict[str, Any]:
-    """A row for each cost."""
+    """Measure a row for each feature."""
     warm_up()
     rows = [_row(name, COSTS[name], options, say) for name in options.rows]
     return {
@@ -168,12 +168,12 @@ def _row(name: str, cost: Cost, options: CostsOptions, say: Say) -> dict[str, An
 
 
 def verdict(low: float, high: float, asked: float) -> str:
-    """Kept or missed only if the whole interval says so."""
+    """Kept or missed only if the whole confidence interval is on one side of the limit."""
     return "kept" if high <= asked else "missed" if low > asked else "not sure"
 
 
 def _certificate(folder: Path) -> dict[str, str]:
-    """Settings of a run that is encrypted on this machine: its certificate, which is its own authority."""
+    """Settings of a run that is encrypted on the loopback, with a self-signed certificate."""
     import ipaddress
 
     from cryptography import x509

@@ -1,8 +1,8 @@
-"""`bench evolution`: the first system's stages and studies, run on this one, beside what it reported then.
+"""`bench evolution`: the stages and studies of the first system, run on this one, beside its own figures.
 
-What it reported were batches that ten threads computed and nobody applied; what is measured here are batches
-of ten processes, all applied. The two stand beside each other; they are not the same thing. Its compression
-ratios were over pickles; those of pickled stages are told in that way, too.
+The first system counted batches that ten threads computed and that were not applied; here ten processes
+compute batches, and only applied ones count. So the two figures are not comparable. Its compression ratios
+were relative to pickles; stages with pickles report that ratio as well.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from w5xde.bench import jobs
-from w5xde.bench.contestants.product import Run, count_again, run_product
+from w5xde.bench.contestants.product import ProductRun, count_again, run_product
 from w5xde.bench.measure.meter import machine, socket_buffer_bytes
 from w5xde.bench.measure.processes import warm_up
 from w5xde.bench.suites import pickled
 from w5xde.bench.suites.seed import Say, SeedOptions, runs_folder, seed_settings
-from w5xde.bench.suites.stages import STUDIES, Stage
+from w5xde.bench.suites.stages import STUDIES, StudyStage
 from w5xde.config import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class EvolutionOptions:
-    """What can be chosen."""
+    """The options of the benchmark."""
 
     studies: tuple[str, ...] = tuple(STUDIES)
     nodes: int = 10
@@ -30,9 +30,9 @@ class EvolutionOptions:
 
 
 def run_evolution(options: EvolutionOptions, say: Say) -> dict[str, Any]:
-    """A row for each stage of each study, in the first system's order."""
+    """Measure a row for each stage of each study, in the order of the first system."""
     warm_up()
-    # Before any process is forked, so that all of them know it.
+    # Before any process is forked, so that all of them have the stage.
     pickled.register()
     rows = []
     for study in options.studies:
@@ -49,7 +49,7 @@ def run_evolution(options: EvolutionOptions, say: Say) -> dict[str, Any]:
     }
 
 
-def _row(stage: Stage, options: EvolutionOptions) -> dict[str, Any]:
+def _row(stage: StudyStage, options: EvolutionOptions) -> dict[str, Any]:
     with runs_folder(None) as runs:
         seed_options = SeedOptions(nodes=options.nodes, seconds=options.seconds)
         settings = seed_settings(seed_options, runs, **stage.settings)
@@ -60,7 +60,7 @@ def _row(stage: Stage, options: EvolutionOptions) -> dict[str, Any]:
         "about": stage.about,
         "note": stage.note,
         "settings": stage.settings,
-        # Systems have a limit of their own, and do not say so.
+        # The system silently limits the size.
         "socket_buffer_bytes": socket_buffer_bytes(settings.socket_buffer),
         "then": asdict(stage.then),
         **_figures(run),
@@ -70,14 +70,14 @@ def _row(stage: Stage, options: EvolutionOptions) -> dict[str, Any]:
     }
 
 
-def _of_pickles(run: Run, settings: Settings) -> float | None:
-    """How many times smaller pickles became; nothing if there were none."""
+def _of_pickles(run: ProductRun, settings: Settings) -> float | None:
+    """How many times smaller pickles became; None if there were none."""
     if pickled.NAME not in settings.compress:
         return None
     return float(run.summary["compression_ratio"]) * pickled.growth(jobs.seed.model())
 
 
-def _figures(run: Run) -> dict[str, Any]:
+def _figures(run: ProductRun) -> dict[str, Any]:
     summary = run.summary
     moved = summary["bytes_sent"] + summary["bytes_received"]
     network = [node["seconds_network"] for node in summary["nodes"]]

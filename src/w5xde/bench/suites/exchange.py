@@ -12,7 +12,7 @@ from typing import Any
 from w5xde.bench import jobs
 from w5xde.bench.contestants.ddp import run_all_reduce
 from w5xde.bench.contestants.limits import copy_limit, stream_limit
-from w5xde.bench.contestants.product import Run, count_again, run_product, settings_for
+from w5xde.bench.contestants.product import ProductRun, count_again, run_product, settings_for
 from w5xde.bench.measure.meter import machine
 from w5xde.bench.measure.processes import warm_up
 from w5xde.bench.measure.stats import quotient
@@ -21,16 +21,16 @@ from w5xde.config import Settings
 from w5xde.runtime.net.sockets import HAS_LOCAL_ROAD
 
 FLOAT_BYTES = 4
-# As they are called in the rows, and as settings. The default is the fastest road there is here.
+# Names in the rows, and values of the setting. The default is the fastest one here.
 ROADS = {"tcp": "tcp", "default": "auto"}
-# However slow the exchange is, a run ends after this many times what it is measured for.
+# However slow the exchange is, a run ends after this many times its measured seconds.
 SECONDS_FACTOR = 6
 STREAM_SECONDS_MAX = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeOptions:
-    """What can be chosen."""
+    """The options of the benchmark."""
 
     parameters: tuple[int, ...] = (1_000_000, 25_000_000)
     nodes: tuple[int, ...] = (2, 4)
@@ -42,23 +42,23 @@ class ExchangeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What a row is compared with, measured before it and after it."""
+    """The limits of a row, measured before and after it."""
 
     tcp: float
     unix: float
 
     def under(self, road: str) -> float:
-        """A bare stream on the road that such a row takes."""
+        """The rate of a plain stream over the same kind of socket."""
         return self.unix if road == "default" and HAS_LOCAL_ROAD else self.tcp
 
 
 def run_exchange(options: ExchangeOptions, say: Say) -> dict[str, Any]:
-    """A row for each size, number of nodes and road."""
-    # What makes no sense is told before anything is measured.
+    """Measure a row for each model size, number of nodes and kind of socket."""
+    # Refuse bad settings before anything is measured.
     _settings(options, 1, "default", "runs")
     warm_up()
     rows = []
-    # Longer than other limits: a stream takes a while to find its speed.
+    # Longer than other limits: a stream takes a while to reach its speed.
     seconds = min(STREAM_SECONDS_MAX, options.seconds / 3)
     say("one bare stream, over TCP and a Unix socket")
     before = _streams(seconds)
@@ -143,8 +143,8 @@ def _settings(options: ExchangeOptions, nodes: int, road: str, runs: str) -> Set
     )
 
 
-def _memory(run: Run, state_bytes: int) -> dict[str, Any]:
-    """What the coordinator grew by, over parameters, optimizer state and one accumulator."""
+def _memory(run: ProductRun, state_bytes: int) -> dict[str, Any]:
+    """The growth of the coordinator's memory, relative to parameters, optimizer state and an accumulator."""
     grown = run.coordinator_memory_bytes
     return {
         "coordinator_memory_bytes": grown,

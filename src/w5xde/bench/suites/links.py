@@ -1,8 +1,8 @@
-"""`bench links`: what each codec makes of slow links, and whether `auto` finds the best of them.
+"""`bench links`: the effect of each codec on slow links, and whether `auto` finds the best one.
 
-The coordinator is the real one and so are the nodes, each behind a relay that forwards so many bits a second
-each way. They train a text model in sync mode, a batch for each node to a step: every step sends every node
-the parameters and brings back a gradient of each.
+Coordinator and nodes are real; each node is behind a relay that limits the rate in both directions. They
+train a text model in sync mode with one batch for each node in a step: every step sends the parameters to
+every node and brings back a gradient from each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from w5xde.api import Watcher, run_node
 from w5xde.bench import jobs
-from w5xde.bench.contestants.product import Run, Stopwatch, count_again, run_here, settings_for
+from w5xde.bench.contestants.product import ProductRun, Stopwatch, count_again, run_here, settings_for
 from w5xde.bench.measure.meter import machine
 from w5xde.bench.measure.processes import Line, Work, crew, warm_up
 from w5xde.bench.measure.relay import be_relay, open_listener
@@ -26,7 +26,7 @@ from w5xde.learn.job.job import Job
 from w5xde.runtime.coordinator.body import Coordinator
 from w5xde.ticket import parse
 
-# Those that leave the bits alone, then those that may not.
+# Lossless codecs, then lossy ones.
 CODECS = (
     NONE,
     "lz4",
@@ -37,21 +37,21 @@ CODECS = (
     "up: int8, down: bf16",
     AUTO_LOSSY,
 )
-# Small, so that there is more to send than to compute.
+# Small batches, so that sending takes longer than computing.
 BATCH_SIZE = 4
-# Each contestant's turns; the better counts, because machines drift.
+# Turns of each codec; the better one counts, because machines drift.
 ROUNDS = 2
-# The first parameters travel as they are, the first gradients tell how fast the link is, and whoever joins
-# first may be lent the whole of the first step.
+# The first parameters travel raw, the first gradients measure the link, and the first node to join may get
+# the whole first step.
 WARM_UP_STEPS = 3
-# However slow it is, a run ends after this many times what it is measured for, and so many raw steps.
+# However slow it is, a run ends after this many times its measured seconds, plus this many raw steps.
 SECONDS_FACTOR, STEPS_MAX = 4, 10
 BITS_PER_BYTE, FLOAT_BYTES, MEGA = 8, 4, 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class LinksOptions:
-    """What can be chosen. Rates are in Mbit/s."""
+    """The options of the benchmark. Rates are in Mbit/s."""
 
     rates: tuple[float, ...] = (1000.0, 100.0, 10.0)
     parameters: int = 1_000_000
@@ -61,7 +61,7 @@ class LinksOptions:
 
 
 class Announced(Watcher):
-    """A stopwatch, and somebody else who is told where the coordinator listens."""
+    """A stopwatch that also reports the address of the coordinator."""
 
     def __init__(self, stopwatch: Stopwatch, line: Line) -> None:
         self._stopwatch = stopwatch
@@ -75,7 +75,7 @@ class Announced(Watcher):
 
 
 def run_links(options: LinksOptions, say: Say) -> dict[str, Any]:
-    """A row for each rate."""
+    """Measure a row for each rate."""
     warm_up()
     job = jobs.text_job(options.parameters)
     parameters = jobs.parameter_count(job)
@@ -102,7 +102,7 @@ def run_links(options: LinksOptions, say: Say) -> dict[str, Any]:
 
 
 def is_lossy(codec: str) -> bool:
-    """Whether it may round numbers."""
+    """Whether a setting may round numbers."""
     specs = parse_compress(codec)
     return any(
         spec == AUTO_LOSSY or (spec != AUTO and any(stage.name in LOSSY for stage in parse_spec(spec)))
@@ -111,7 +111,7 @@ def is_lossy(codec: str) -> bool:
 
 
 def _compare(turns: list[dict[str, Any]]) -> dict[str, Any]:
-    """The better turn of each codec, and what choosing by measuring is worth."""
+    """The better turn of each codec, and `auto` relative to the best fixed codec."""
     speeds: dict[str, float] = {}
     for turn in turns:
         speeds[turn["codec"]] = max(speeds.get(turn["codec"], 0.0), turn["batches_per_second"] or 0.0)
@@ -145,11 +145,11 @@ def _turn(options: LinksOptions, job: Job, parameters: int, codec: str, rate: fl
         )
         stopwatch = Stopwatch(options.seconds, options.nodes, stops=True, warm_up_steps=WARM_UP_STEPS)
 
-        def coordinate(line: Line) -> Run:
+        def coordinate(line: Line) -> ProductRun:
             return run_here(job, settings, "w5xde.bench:links", stopwatch, Announced(stopwatch, line))
 
         def help_out(line: Line, name: str) -> None:
-            # The coordinator's ticket, but by way of the relay.
+            # The ticket of the coordinator with the address of the relay.
             ticket = replace(parse(line.hear()), addresses=(listener.getsockname()[:2],))
             run_node(ticket, job, msgspec.structs.replace(settings, node_name=name), keeps=False)
 
@@ -164,7 +164,7 @@ def _turn(options: LinksOptions, job: Job, parameters: int, codec: str, rate: fl
             relay.say([host, port])
             for node in nodes:
                 node.say(ticket)
-            run = msgspec.convert(coordinator.hear(), Run)
+            run = msgspec.convert(coordinator.hear(), ProductRun)
         count = count_again(run)
     summary, window = run.summary, run.window
     return {

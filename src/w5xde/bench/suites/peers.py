@@ -1,4 +1,4 @@
-"""`bench peers`: the same job here and elsewhere, in turns, with the rows that we lose.
+"""`bench peers`: the same jobs on w5xde and on other systems, in turns, including the rows that we lose.
 
 Each turn is compared with its neighbour (`pairs`). A verdict needs the whole confidence interval on one side
 of 1.
@@ -23,7 +23,7 @@ from w5xde.learn.job.job import Job
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One row: what we run, and what they run."""
+    """One row: our run, and theirs."""
 
     title: str
     peer: str
@@ -32,7 +32,7 @@ class Match:
     batches_per_step: Callable[[int], int]
     theirs: Callable[[Job, int, float], Exchanged]
     nodes: int
-    # What our run sets besides.
+    # Further settings of our run.
     settings: dict[str, Any] = field(default_factory=dict)
     is_there: Callable[[], bool] = lambda: True
 
@@ -100,17 +100,17 @@ MATCHES: dict[str, Match] = {
 
 @dataclass(frozen=True, slots=True)
 class PeersOptions:
-    """What can be chosen."""
+    """The options of the benchmark."""
 
     rows: tuple[str, ...] = tuple(MATCHES)
     pairs: int = 5
     seconds: float = 10.0
-    # Nothing: as many as the row says.
+    # None: as many as the row says.
     nodes: int | None = None
 
 
 def run_peers(options: PeersOptions, say: Say) -> dict[str, Any]:
-    """A row for each match."""
+    """Measure a row for each match."""
     warm_up()
     rows = [_row(name, MATCHES[name], options, say) for name in options.rows]
     return {

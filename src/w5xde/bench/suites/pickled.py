@@ -1,7 +1,7 @@
-"""The first system's way to serialise: lists of Python floats in a pickle. For `bench evolution` alone.
+"""The serialisation of the first system: lists of Python floats in a pickle. For `bench evolution` alone.
 
-The only module that may import pickle; nothing but the benchmark imports it. What is read was made by the
-benchmark's own processes, and still only lists and floats are accepted: no name is ever looked up.
+The only module that may import pickle, and only the benchmark imports it. It reads only pickles of the
+benchmark's own processes, and still accepts only lists and floats: it never looks up a name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.codecs import pipeline
 from w5xde.learn.codecs.numbers import Run
-from w5xde.learn.model.layout import Blueprint, Group, describe
+from w5xde.learn.model.layout import Blueprint, DtypeGroup, describe
 
 NAME = "pickled"
 PROTOCOL = 5
@@ -31,32 +31,28 @@ class _ListsOnly(pickle.Unpickler):
 
 @lru_cache(maxsize=64)
 def _packed_bytes(counts: tuple[int, ...]) -> int:
-    """Every float takes nine bytes whatever it is, so the length follows from how many there are."""
+    """Every float takes nine bytes, so the length follows from the counts."""
     return len(pickle.dumps([[0.5] * count for count in counts], protocol=PROTOCOL))
 
 
 class Pickled:
     """A stage that turns each group of a vector into a list of floats, and all of them into one pickle."""
 
-    def runs(self, groups: Sequence[Group]) -> list[Run]:
+    def runs(self, groups: Sequence[DtypeGroup]) -> list[Run]:
         return [Run(0, _packed_bytes(tuple(group.count for group in groups)), 1)]
 
-    def pack(self, raw: Tensor, groups: Sequence[Group]) -> Tensor:
-        lists = [_values(raw, group).double().tolist() for group in groups]
+    def pack(self, raw: Tensor, groups: Sequence[DtypeGroup]) -> Tensor:
+        lists = [group.values_in(raw).double().tolist() for group in groups]
         return torch.frombuffer(bytearray(pickle.dumps(lists, protocol=PROTOCOL)), dtype=torch.uint8)
 
-    def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[Group]) -> None:
+    def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[DtypeGroup]) -> None:
         lists = _ListsOnly(io.BytesIO(packed.numpy().tobytes())).load()
         for group, values in zip(groups, lists, strict=True):
-            _values(raw, group).copy_(torch.tensor(values, dtype=torch.float64))
-
-
-def _values(raw: Tensor, group: Group) -> Tensor:
-    return raw[group.start : group.start + group.count * group.dtype.itemsize].view(group.dtype)
+            group.values_in(raw).copy_(torch.tensor(values, dtype=torch.float64))
 
 
 def growth(model: nn.Module) -> float:
-    """How many times as long as its numbers the pickle of a model is."""
+    """The length of the pickle of a model relative to the bytes of its numbers."""
     blueprint = Blueprint(describe(model, set()))
     return Pickled().runs(blueprint.moving_groups)[-1].end / blueprint.moving_bytes
 

@@ -1,7 +1,7 @@
-"""`bench scale`: what more connections cost. One coordinator, and light nodes that answer at once.
+"""`bench scale`: the cost of more connections. One coordinator, and light nodes that answer at once.
 
-The coordinator is the real one, with ledger, checks and metrics; the nodes are connections of one process,
-which replay captured gradients. What is measured is the coordinator alone.
+The coordinator is real, with ledger, checks and metrics; the nodes are connections of one process that replay
+captured gradients. Only the coordinator is measured.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from w5xde.bench import jobs
 from w5xde.bench.contestants.light_nodes import be_crowd
 from w5xde.bench.contestants.product import settings_for
 from w5xde.bench.measure.meter import cpu_seconds, machine, resident_bytes
-from w5xde.bench.measure.processes import Line, Member, Work, crew, warm_up
+from w5xde.bench.measure.processes import ForkedProcess, Line, Work, crew, warm_up
 from w5xde.bench.measure.stats import quotient
 from w5xde.bench.suites.seed import Say, runs_folder
 from w5xde.config import Settings
@@ -25,24 +25,24 @@ from w5xde.runtime.coordinator.body import Coordinator
 from w5xde.runtime.durable.audit import audit_run
 from w5xde.runtime.system.capacity import require_descriptors
 
-# Longest time for everybody to come, in seconds for each connection, and at least.
+# Seconds for all nodes to join: for each connection, and at least.
 JOIN_SECONDS_EACH, JOIN_SECONDS_MIN = 0.05, 30.0
 SETTLE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleOptions:
-    """What can be chosen."""
+    """The options of the benchmark."""
 
     nodes: tuple[int, ...] = (10, 100, 1000)
     seconds: float = 10.0
-    # Nothing: as much as a run allows by itself for so many nodes.
+    # None: the default of a run with this many nodes.
     staleness: int | None = None
     compute_seconds: float = 1e-4
 
 
 class Remote(Watcher):
-    """Lets another process ask how far a coordinator is, and stop it."""
+    """Lets another process ask for the status of a coordinator, and stop it."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -63,7 +63,7 @@ class Remote(Watcher):
 
 
 def run_scale(options: ScaleOptions, say: Say) -> dict[str, Any]:
-    """A row for each number of connections."""
+    """Measure a row for each number of connections."""
     require_descriptors(max(options.nodes))
     warm_up()
     rows: list[dict[str, Any]] = []
@@ -91,9 +91,9 @@ def _row(options: ScaleOptions, nodes: int) -> dict[str, Any]:
             mode="async",
             nodes=0,
             staleness=options.staleness,
-            # As from other machines, which each of them claims to be on.
+            # By TCP, as if from other machines.
             road="tcp",
-            # Only so that a coordinator that nobody stops ends.
+            # A limit, so that a coordinator ends even if nothing stops it.
             seconds=joining + 10 * options.seconds + 60,
         )
 
@@ -126,7 +126,7 @@ def _row(options: ScaleOptions, nodes: int) -> dict[str, Any]:
     }
 
 
-def _measure(crowd: Member, coordinator: Member, seconds: float) -> dict[str, Any]:
+def _measure(crowd: ForkedProcess, coordinator: ForkedProcess, seconds: float) -> dict[str, Any]:
     ticket = coordinator.hear()
     before = resident_bytes(coordinator.pid)
     joining = time.monotonic()
@@ -159,6 +159,6 @@ def _measure(crowd: Member, coordinator: Member, seconds: float) -> dict[str, An
     }
 
 
-def _ask(coordinator: Member) -> tuple[dict[str, Any], float]:
+def _ask(coordinator: ForkedProcess) -> tuple[dict[str, Any], float]:
     coordinator.say("how far?")
     return coordinator.hear(), cpu_seconds([coordinator.pid])

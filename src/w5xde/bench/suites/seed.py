@@ -1,7 +1,7 @@
-"""`bench seed`: the first system's benchmark, counted strictly, beside what this machine allows.
+"""`bench seed`: the benchmark of the first system, counted strictly, beside the limit of this machine.
 
-Ten processes, 430 parameters, a thousand samples, batches of 32. The first system's figures counted batches
-that were computed; here a batch counts when its gradient has been applied, and the ledger must agree.
+Ten processes, 430 parameters, a thousand samples, batches of 32. The first system counted computed batches;
+here a batch counts when its gradient is applied, and the ledger must agree.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from w5xde.bench import jobs
 from w5xde.bench.contestants.limits import ComputeLimit, compute_limit
-from w5xde.bench.contestants.product import Count, Run, count_again, run_product, settings_for
+from w5xde.bench.contestants.product import Count, ProductRun, count_again, run_product, settings_for
 from w5xde.bench.measure.meter import machine
 from w5xde.bench.measure.stats import quotient
 from w5xde.config import Settings
@@ -24,7 +24,7 @@ from w5xde.config import Settings
 Say = Callable[[str], None]
 
 SYNC_STEP_BATCHES = 32
-# A limit is measured for this part of the run's own time, before it and after it.
+# A limit is measured for this part of the seconds of the run, before it and after it.
 LIMIT_PART = 0.1
 LIMIT_SECONDS_MAX = 2.0
 LIMIT_SECONDS_MIN = 0.2
@@ -32,14 +32,14 @@ LIMIT_SECONDS_MIN = 0.2
 
 @dataclass(frozen=True, slots=True)
 class SeedOptions:
-    """What can be chosen."""
+    """The options of the benchmark."""
 
     mode: str = "async"
     nodes: int = 10
     seconds: float = 30.0
     batches_per_step: int | None = None
     staleness: int | None = None
-    # Where the run is kept; a folder that is thrown away if nowhere.
+    # The folder that keeps the run; None: a temporary one.
     runs: str | None = None
 
     @property
@@ -52,7 +52,7 @@ def limit_seconds(seconds: float) -> float:
 
 
 def run_seed(options: SeedOptions, say: Say) -> dict[str, Any]:
-    """The benchmark between two measurements of its limit."""
+    """Measure the benchmark between two measurements of its limit."""
     torch.set_num_threads(1)
     seconds = limit_seconds(options.seconds)
     with runs_folder(options.runs) as runs:
@@ -80,7 +80,7 @@ def run_seed(options: SeedOptions, say: Say) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def runs_folder(kept: str | None) -> Iterator[str]:
-    """Where runs go: where the user said, or nowhere for long."""
+    """The folder for runs: the user's, or a temporary one."""
     if kept is not None:
         yield kept
         return
@@ -89,7 +89,7 @@ def runs_folder(kept: str | None) -> Iterator[str]:
 
 
 def seed_settings(options: SeedOptions, runs: str, **more: Any) -> Settings:
-    """Settings of the run."""
+    """The settings of the run."""
     return settings_for(
         runs,
         mode=options.mode,
@@ -101,8 +101,8 @@ def seed_settings(options: SeedOptions, runs: str, **more: Any) -> Settings:
     )
 
 
-def figures(run: Run, limits: list[ComputeLimit], count: Count) -> dict[str, Any]:
-    """The first system's whole report, and what it did not say."""
+def figures(run: ProductRun, limits: list[ComputeLimit], count: Count) -> dict[str, Any]:
+    """All figures of the first system's report, and those that it lacked."""
     summary, window = run.summary, run.window
     limit = sum(one.batches_per_second for one in limits) / len(limits)
     limit_cpu = sum(one.cpu_us_per_batch for one in limits) / len(limits)
@@ -151,7 +151,7 @@ def figures(run: Run, limits: list[ComputeLimit], count: Count) -> dict[str, Any
 
 
 def _node(node: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """One node's row."""
+    """The row of one node."""
     return {
         "name": node["name"],
         "batches": node["batches"],

@@ -1,9 +1,12 @@
-"""Codecs: what turns a flat vector into what travels, and back.
+"""Codecs: turn a flat vector into the bytes that travel, and back.
 
-pipeline.py      a spec as something that encodes and decodes; the registry of stages
-numbers.py       fewer bits for each number: fp16, bf16, int8
-compressors.py   zlib, lz4, zstd, each with a limit on what comes out
-blocks.py        one MiB at a time: shuffled, compressed, on all cores
-feedback.py      what int8 took, sent later
-sender.py        one direction to one peer: which spec, by what was measured
+compressors.py   zlib, lz4 and zstd, each with an exact limit on what decompression may give
+blocks.py        bytes in blocks of one MiB: shuffled and compressed on all cores
+numbers.py       fewer bits for each float: fp16, bf16, int8
+pipeline.py      the stages of one spec together, and the registry of stages
+feedback.py      adds the rounding error of one int8 update to the next
+sender.py        encodes for one direction of one peer, and measures codecs for `auto`
+receiver.py      checks an encoded vector against what was agreed, and decodes it
+
+Know no sockets and no clock.
 """

@@ -1,14 +1,15 @@
-"""Blocks: bytes cut into pieces of one MiB that are shuffled and compressed each for itself, on all cores.
+"""Blocks: bytes cut into pieces of one MiB, each shuffled and compressed independently, on all cores.
 
-    | length of each block, u32; the highest bit: stored as it is | block | block | …
+    | length of each block, u32; the highest bit: stored uncompressed | block | block | …
 
-How many blocks there are, and how long each will be, follows from the length of the whole, which both sides
-know. A block that does not shrink is stored, so that the whole never grows by more than its table.
+The number of blocks and the decompressed length of each follow from the length of the whole, which both sides
+know. A block that does not shrink is stored, so the result is never longer than the input and the table.
+Knows no vectors: callers say where values of which size lie.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -30,12 +31,12 @@ def blocks_of(whole_bytes: int) -> int:
 
 
 def bytes_max(whole_bytes: int) -> int:
-    """The most that `whole_bytes` can become."""
+    """The longest compressed form of `whole_bytes`."""
     return whole_bytes + blocks_of(whole_bytes) * _LENGTH.itemsize
 
 
 def cover(runs: Sequence[Run], begin: int, end: int) -> list[Run]:
-    """The runs between two bytes, counted from the first, and what lies between the runs as single bytes."""
+    """The runs between two bytes, relative to the first; bytes between runs count as runs of single bytes."""
     found, at = [], begin
     for run in runs:
         first, last = max(run.start, begin), min(run.end, end)
@@ -50,29 +51,32 @@ def cover(runs: Sequence[Run], begin: int, end: int) -> list[Run]:
 
 
 def shuffle(plain: Bytes, runs: Sequence[Run]) -> Bytes:
-    """Byte 0 of all values of a run laid together, then byte 1 of all, and so on.
+    """Put byte 0 of all values of a run together, then byte 1 of all values, and so on.
 
-    Signs and exponents of neighbours are alike, mantissas are noise: apart, the former compress.
+    Signs and exponents of neighbours are alike and compress well; mantissas are noise.
     """
     shuffled = np.empty_like(plain)
-    for run in runs:
-        values = plain[run.start : run.end].reshape(run.count, run.size)
-        planes = shuffled[run.start : run.end].reshape(run.size, run.count)
-        for place in range(run.size):
-            planes[place] = values[:, place]
+    for values, planes in _planes(plain, shuffled, runs):
+        planes[:] = values
     return shuffled
 
 
 def unshuffle(shuffled: Bytes, plain: Bytes, runs: Sequence[Run]) -> None:
+    for values, planes in _planes(plain, shuffled, runs):
+        values[:] = planes
+
+
+def _planes(plain: Bytes, shuffled: Bytes, runs: Sequence[Run]) -> Iterator[tuple[Bytes, Bytes]]:
+    """Byte `i` of all values of a run, in the plain bytes and in the shuffled ones."""
     for run in runs:
         values = plain[run.start : run.end].reshape(run.count, run.size)
         planes = shuffled[run.start : run.end].reshape(run.size, run.count)
         for place in range(run.size):
-            values[:, place] = planes[place]
+            yield values[:, place], planes[place]
 
 
 def compress(whole: Bytes, compressor: Compressor, runs: Sequence[Run] | None) -> list[memoryview]:
-    """The table and the blocks; shuffled if `runs` are given."""
+    """The table and the blocks, whose values are shuffled if `runs` are given."""
     count = blocks_of(len(whole))
     table = np.zeros(count, _LENGTH)
     pieces = [table.data.cast("B") if count else memoryview(b"")] * (count + 1)
@@ -92,7 +96,7 @@ def compress(whole: Bytes, compressor: Compressor, runs: Sequence[Run] | None) -
 
 
 def decompress(body: memoryview, whole: Bytes, compressor: Compressor, runs: Sequence[Run] | None) -> None:
-    """Write what was compressed into `whole`; refuses whatever is not exactly that."""
+    """Decompress into `whole`; refuses a body that does not give exactly its length."""
     count = blocks_of(len(whole))
     table_bytes = count * _LENGTH.itemsize
     if len(body) < table_bytes:
@@ -120,7 +124,7 @@ def decompress(body: memoryview, whole: Bytes, compressor: Compressor, runs: Seq
 
 
 def _decompressed(compressor: Compressor, block: memoryview, raw_bytes: int) -> bytes:
-    # What does not shrink is stored, so anything else here is no work of ours.
+    # Blocks that do not shrink are stored, so `compress` above never makes such a length.
     if not 0 < len(block) < raw_bytes:
         raise refuse(f"a compressed block of {len(block)} bytes for {raw_bytes}")
     try:
@@ -128,5 +132,5 @@ def _decompressed(compressor: Compressor, block: memoryview, raw_bytes: int) -> 
     except RemoteProtocolError:
         raise
     except Exception as error:
-        # Each library has its own ways to say so; only the peer's bytes can have caused it.
+        # Each library raises its own errors; only the bytes of the peer can have caused them.
         raise refuse(f"a block that cannot be decompressed: {error}") from None

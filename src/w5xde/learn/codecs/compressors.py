@@ -1,7 +1,7 @@
-"""Compressors: blocks of bytes made smaller, and made again with an exact limit on what may come out.
+"""Compressors: compress blocks of bytes, and decompress them with an exact limit on the result.
 
-Whoever decompresses does not trust the sender: a block that would become longer than it must be is refused
-before memory is given to it. What a library raises on garbage is left to the caller, who knows the peer.
+Decompression does not trust the sender: it refuses a block that claims a longer result before it allocates
+memory. Errors that a library raises on garbage reach the caller, which knows the peer.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import zstandard
 
 from w5xde.errors import RemoteProtocolError
 
+# Large enough to compress well, small enough that a vector gives work to every core.
 BLOCK_BYTES = 1 << 20
 
 
 @runtime_checkable
 class Compressor(Protocol):
-    """A stage that makes a block smaller. Called from several threads at once."""
+    """A stage that compresses one block. Several threads call it at once."""
 
     def compress(self, block: memoryview) -> bytes: ...
 
     def decompress(self, block: memoryview, raw_bytes: int) -> bytes:
-        """What was compressed; the caller checks that it is exactly `raw_bytes` long, never more."""
+        """The decompressed block; the caller checks that it is exactly `raw_bytes` long."""
         ...
 
 
@@ -42,7 +43,7 @@ class Zlib:
 
     def decompress(self, block: memoryview, raw_bytes: int) -> bytes:
         stream = zlib.decompressobj()
-        # One byte more than may come, or zlib stops at the last one and never looks at the checksum.
+        # One byte more than allowed, or zlib stops at the last one and never checks the checksum.
         found = stream.decompress(block, raw_bytes + 1)
         if not stream.eof or stream.unused_data:
             raise refuse("a zlib block that does not end where it should")
@@ -65,7 +66,7 @@ class Lz4:
 
 
 class Lz4Frame:
-    """The same with a header and a checksum of its own, as files have it."""
+    """The file format of lz4, with a header and a checksum."""
 
     def compress(self, block: memoryview) -> bytes:
         compressed: bytes = lz4.frame.compress(
@@ -74,9 +75,9 @@ class Lz4Frame:
         return compressed
 
     def decompress(self, block: memoryview, raw_bytes: int) -> bytes:
-        says = lz4.frame.get_frame_info(block)
-        # The size of its inner blocks is what the library allocates for them.
-        if says["skippable"] or says["content_size"] != raw_bytes or says["block_size"] > BLOCK_BYTES:
+        claims = lz4.frame.get_frame_info(block)
+        # The library allocates inner blocks of the size that the header claims.
+        if claims["skippable"] or claims["content_size"] != raw_bytes or claims["block_size"] > BLOCK_BYTES:
             raise refuse("an lz4 frame of another size than expected")
         stream = lz4.frame.LZ4FrameDecompressor()
         found: bytes = stream.decompress(block, max_length=raw_bytes + 1)
@@ -86,11 +87,11 @@ class Lz4Frame:
 
 
 class Zstd:
-    """zstd's contexts are large and belong to one call at a time: they are kept and used again."""
+    """zstd. Its contexts are large and serve one call at a time, so they are kept for later calls."""
 
     def __init__(self, level: int) -> None:
         self._level = level
-        # Lists, because taking from one and giving back is atomic: threads share them without a lock.
+        # Lists, because pop and append are atomic: threads share them without a lock.
         self._compressors: list[zstandard.ZstdCompressor] = []
         self._decompressors: list[zstandard.ZstdDecompressor] = []
 
@@ -104,15 +105,15 @@ class Zstd:
         return compressed
 
     def decompress(self, block: memoryview, raw_bytes: int) -> bytes:
-        says = zstandard.get_frame_parameters(block)
-        # The library believes the header and allocates what it says, so it is read first.
-        if says.content_size != raw_bytes or says.window_size > BLOCK_BYTES or says.dict_id:
+        claims = zstandard.get_frame_parameters(block)
+        # The library allocates what the header claims, so check the header first.
+        if claims.content_size != raw_bytes or claims.window_size > BLOCK_BYTES or claims.dict_id:
             raise refuse("a zstd frame of another size than expected")
         try:
             context = self._decompressors.pop()
         except IndexError:
             context = zstandard.ZstdDecompressor(max_window_size=BLOCK_BYTES)
         found = context.decompress(block, max_output_size=raw_bytes, allow_extra_data=False)
-        # Only after a block that was right: one that failed may have left its context in the middle.
+        # Only after a success: a failure may leave its context in the middle of a frame.
         self._decompressors.append(context)
         return found

@@ -1,7 +1,8 @@
-"""Error feedback: what rounding to 8 bits takes from one update is sent with the next.
+"""Error feedback: adds the rounding error of one int8 update to the next update.
 
-For int8 only. bf16 and fp16 are off by 2^-8 and 2^-11 of a value, far below the noise of a gradient, and the
-passes over memory that remembering takes would cost more than that is worth.
+For int8 only. bf16 and fp16 are off by 2^-8 and 2^-11 of a value, far below the noise of a gradient, so
+keeping their errors would cost more passes over memory than it is worth. Knows nothing of who receives the
+updates.
 """
 
 from __future__ import annotations
@@ -11,24 +12,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from w5xde.learn.codecs.numbers import values_of
+from w5xde.learn.codecs.numbers import NARROWED
 from w5xde.learn.codecs.pipeline import Pipeline
-from w5xde.learn.model.layout import Group
+from w5xde.learn.model.layout import DtypeGroup
 
 
 class ErrorFeedback:
-    """Encodes the updates of one sender, so that over time their sum arrives to within one rounding."""
+    """Encodes the updates of one sender, so that in the long run their sum arrives to within one rounding."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[DtypeGroup]) -> None:
         self._groups = groups
-        # What the receiver has not got yet, laid out like the updates; None: nothing.
+        self._floats = [group for group in groups if group.dtype in NARROWED]
+        # The rounding error that the receiver has not got yet, laid out like an update; None: none.
         self._owed: Tensor | None = None
 
     def encode(self, pipeline: Pipeline, raw: Tensor) -> list[memoryview]:
-        """The update and what was owed, which is added to `raw` itself."""
+        """The encoded update. Adds the owed rounding error to `raw` itself first."""
         if self._owed is not None:
-            for group in self._floats():
-                values_of(raw, group).add_(values_of(self._owed, group))
+            for group in self._floats:
+                group.values_in(raw).add_(group.values_in(self._owed))
         if not pipeline.is_coarse:
             self._owed = None
             return pipeline.encode(raw, self._groups)
@@ -36,11 +38,8 @@ class ErrorFeedback:
         if self._owed is None:
             self._owed = torch.empty_like(raw)
         pipeline.unpack(packed, self._owed, self._groups)
-        for group in self._floats():
-            owed = values_of(self._owed, group)
-            # A gradient that is not finite is refused by the receiver; the next must not inherit it.
-            torch.sub(values_of(raw, group), owed, out=owed).nan_to_num_(0, 0, 0)
+        for group in self._floats:
+            owed = group.values_in(self._owed)
+            # The receiver rejects a gradient that is not finite; the next gradient must not inherit it.
+            torch.sub(group.values_in(raw), owed, out=owed).nan_to_num_(0, 0, 0)
         return pipeline.compress(packed, self._groups)
-
-    def _floats(self) -> list[Group]:
-        return [group for group in self._groups if group.dtype in (torch.float32, torch.float64)]

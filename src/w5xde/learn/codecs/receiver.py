@@ -1,6 +1,6 @@
-"""The receiver: which specs a peer may use, and the vectors they stand for.
+"""The receiver: decodes vectors of a peer, after it has checked spec and length against what the run allows.
 
-What the other side says is checked against what the run allows before anything is decoded.
+Knows no sockets: it gets whole bodies.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from w5xde.compression import AUTO, AUTO_LOSSY, NONE
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.codecs.sender import LOSSLESS, LOSSY
-from w5xde.learn.model.layout import Group
+from w5xde.learn.model.layout import DtypeGroup
 
 
 class CodecReceiver:
-    """Decodes vectors of one layout that come by one direction under one setting."""
+    """Decodes vectors of one layout, of one direction, under one setting of `compress`."""
 
     def __init__(
         self,
         setting: str,
-        groups: Sequence[Group],
+        groups: Sequence[DtypeGroup],
         vector_bytes: int,
         allocate: Callable[[int], bytearray | memoryview] = bytearray,
     ) -> None:
@@ -35,11 +35,11 @@ class CodecReceiver:
         else:
             specs = (NONE, parse(setting).spec)
         self._limits = {spec: parse(spec).encoded_bytes_max(vector_bytes, groups) for spec in specs}
-        # No vector takes more than this, however it is encoded.
+        # No encoded vector is longer.
         self.body_bytes_max = max(self._limits.values())
 
     def check(self, spec: str, body_bytes: int) -> None:
-        """Refuse a spec that was not agreed on, or a length that it cannot have."""
+        """Refuse a spec that the run does not allow, or a length that is impossible for it."""
         limit = self._limits.get(spec)
         if limit is None:
             raise RemoteProtocolError(f"a vector encoded as {spec!r}, which is not agreed on", code="W5-122")
@@ -49,14 +49,14 @@ class CodecReceiver:
                 code="W5-122",
             )
 
-    def singly(self, spec: str, body_bytes: int) -> list[tuple[int, torch.dtype]] | None:
-        """How the numbers of such a body lie, if each stands for itself; None also if it will be refused."""
+    def element_layout(self, spec: str, body_bytes: int) -> list[tuple[int, torch.dtype]] | None:
+        """As in `Pipeline`, for a body that is still arriving; None also if `check` would refuse it."""
         if spec not in self._limits or body_bytes != self._limits[spec]:
             return None
-        return parse(spec).singly(self._groups)
+        return parse(spec).element_layout(self._groups)
 
     def decode(self, spec: str, body: memoryview) -> Tensor:
-        """The vector's bytes: a view of the body if it came as it is, else in memory of their own."""
+        """The bytes of the vector: a view of a body that was not encoded, else memory of their own."""
         self.check(spec, len(body))
         if not self._vector_bytes:
             return torch.empty(0, dtype=torch.uint8)

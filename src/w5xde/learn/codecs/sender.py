@@ -1,7 +1,7 @@
-"""The sender: one direction to one peer. Encodes what goes there, as the setting says or as was measured.
+"""The sender: encodes vectors for one direction of one peer, by a fixed spec or by the best measured one.
 
-With `auto` the candidates are tried on a sample of the real payload, now and then; which of them is worth its
-time is for the choice to say, which the runtime hands in. Knows no links and no clock of its own.
+With `auto` it tries all candidates now and then on a sample of the real payload, and asks a `Choice`, which
+the runtime passes in, which of them pays. Knows no links; its clock is passed in too.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from torch import Tensor
 from w5xde.compression import AUTO, AUTO_LOSSY, NONE, UP_ONLY, parse_spec, refuse_down
 from w5xde.learn.codecs.feedback import ErrorFeedback
 from w5xde.learn.codecs.pipeline import Pipeline, parse
-from w5xde.learn.model.layout import ALIGNMENT_BYTES, Group
+from w5xde.learn.model.layout import ALIGNMENT_BYTES, DtypeGroup
 
-# A payload that fits a few packets gains nothing: it goes as it is, and nobody even thinks about it.
+# A payload that fits a few packets gains nothing from a codec: `auto` never encodes it.
 SMALL_BYTES = 4096
-# What candidates are tried on: stripes from all over the payload, because an embedding's gradient is mostly
-# zeros and its neighbours' are not.
+# The sample: stripes from all over the payload, because the gradient of an embedding is mostly zeros and
+# others are not.
 _STRIPES = 8
 _STRIPE_BYTES = 64 * 1024
-# Tried twice, and the better counts: once is often the time of a first use, or of another process.
+# The better of two trials counts: one alone often includes a cold start, or the time of another process.
 _TRIALS = 2
 
 LOSSLESS = (NONE, "lz4", "zstd:1", "shuffle | lz4", "shuffle | zstd:1")
 LOSSY = ("bf16", "bf16 | shuffle | zstd:1", "int8", "int8 | zstd:1")
 
 
-def goes_as_it_is(setting: str, vector_bytes: int) -> bool:
-    """Whether vectors of this size are never encoded under this setting."""
+def is_never_encoded(setting: str, vector_bytes: int) -> bool:
+    """Whether vectors of this size always travel raw under this setting."""
     return setting == NONE or (setting in (AUTO, AUTO_LOSSY) and vector_bytes < SMALL_BYTES)
 
 
 class Choice(Protocol):
-    """Who decides by cost; `control.choice.CodecChoice` does."""
+    """Chooses a spec by measured costs; `control.codec_choice.CodecChoice` implements it."""
 
     def is_due(self, now: float) -> bool: ...
 
@@ -51,7 +51,7 @@ class Choice(Protocol):
 
 
 class Encoded(NamedTuple):
-    """What travels, what it is, and what making it took."""
+    """An encoded vector, its spec, and the seconds that encoding took."""
 
     spec: str
     pieces: list[memoryview]
@@ -66,30 +66,27 @@ class CodecSender:
         self,
         setting: str,
         direction: Literal["up", "down"],
-        groups: Sequence[Group],
+        groups: Sequence[DtypeGroup],
         choice: Choice,
         clock: Callable[[], float],
     ) -> None:
         self._groups = groups
         self._choice = choice
         self._clock = clock
-        self._is_auto = setting in (AUTO, AUTO_LOSSY)
         self._fixed: Pipeline | None = None
-        if not self._is_auto:
+        if setting not in (AUTO, AUTO_LOSSY):
             if direction == "down":
                 refuse_down(parse_spec(setting))
             self._fixed = parse(setting)
         specs = LOSSLESS + (LOSSY if setting == AUTO_LOSSY else ())
         self._candidates = [parse(spec) for spec in specs if direction == "up" or UP_ONLY not in spec]
         self._feedback = ErrorFeedback(groups)
-        # Seconds to decode a byte, by spec: what we cannot see when the other side does it.
+        # Seconds to decode a byte, by spec, as measured here: the receiver does not report its own.
         self._decoding: dict[str, float] = {}
 
     def encode(self, raw: Tensor, now: float) -> Encoded:
-        """The vector as it will travel. Owed rounding is added to `raw`, and pieces may be views of it."""
+        """The encoded vector. Adds owed rounding errors to `raw`; the pieces may be views of it."""
         raw_bytes = raw.numel()
-        if self._is_auto and raw_bytes < SMALL_BYTES:
-            return Encoded(NONE, [raw.numpy().data], raw_bytes, 0.0)
         pipeline = self.choose(raw, now)
         begun = self._clock()
         pieces = self._feedback.encode(pipeline, raw)
@@ -97,12 +94,12 @@ class CodecSender:
         encoded_bytes = sum(map(len, pieces))
         decoding = self._decoding.get(pipeline.spec)
         if decoding is not None and pipeline.spec != NONE:
-            # What it really took: a sample fits the cache and one core, which the payload may not.
+            # The real cost: a sample fits the cache and one core, and the payload may not.
             self._choice.measured(pipeline.spec, raw_bytes, encoded_bytes, seconds, raw_bytes * decoding)
         return Encoded(pipeline.spec, pieces, encoded_bytes, seconds)
 
     def choose(self, raw: Tensor, now: float) -> Pipeline:
-        """How a vector like this one should travel."""
+        """The pipeline for a vector like this one."""
         if self._fixed is not None:
             return self._fixed
         if raw.numel() < SMALL_BYTES:
@@ -113,7 +110,7 @@ class CodecSender:
 
     def _measure(self, raw: Tensor, now: float) -> None:
         self._choice.measuring_begun(now)
-        # A small sample too: from the difference follows what a call costs, whatever the bytes.
+        # A small sample too: the difference gives the cost of a call that does not depend on its bytes.
         samples = [
             sample(raw, self._groups, 1, SMALL_BYTES),
             sample(raw, self._groups, _STRIPES, _STRIPE_BYTES),
@@ -122,8 +119,8 @@ class CodecSender:
             for part, groups in samples:
                 self._try(pipeline, part, groups)
 
-    def _try(self, pipeline: Pipeline, raw: Tensor, groups: Sequence[Group]) -> None:
-        # With all that belongs to it; on a copy, because what is owed is added to what is sent.
+    def _try(self, pipeline: Pipeline, raw: Tensor, groups: Sequence[DtypeGroup]) -> None:
+        # With error feedback, as in earnest; on a copy, because encoding adds the owed error to its input.
         raw, target, feedback = raw.clone(), torch.empty_like(raw), ErrorFeedback(groups)
         encode_seconds = decode_seconds = float("inf")
         body = bytearray()
@@ -141,24 +138,24 @@ class CodecSender:
 
 
 def sample(
-    raw: Tensor, groups: Sequence[Group], stripes: int, stripe_bytes: int
-) -> tuple[Tensor, list[Group]]:
-    """So many stripes from all over a vector, as a smaller vector; all of it, if it is not longer."""
+    raw: Tensor, groups: Sequence[DtypeGroup], stripes: int, stripe_bytes: int
+) -> tuple[Tensor, list[DtypeGroup]]:
+    """Stripes from all over a vector, as a smaller vector with its groups; all of it if it is short."""
     if raw.numel() <= stripes * stripe_bytes:
         return raw, list(groups)
     last = (raw.numel() - stripe_bytes) // ALIGNMENT_BYTES
     begins = [(last * (2 * number + 1) // (2 * stripes)) * ALIGNMENT_BYTES for number in range(stripes)]
-    found: list[Group] = []
+    found: list[DtypeGroup] = []
     for number, begin in enumerate(begins):
         for group in groups:
             size = group.dtype.itemsize
             first = max(group.start, begin)
-            end = min(group.start + group.count * size, begin + stripe_bytes)
+            end = min(group.end, begin + stripe_bytes)
             if first < end:
                 start, count = number * stripe_bytes + first - begin, (end - first) // size
                 before = found[-1] if found else None
-                # Stripes of one kind become one group again, or what each costs would count as its bytes'.
-                if before and before.dtype == group.dtype and before.start + before.count * size == start:
+                # Join neighbours of one dtype, or the cost of each group would be counted as a cost of bytes.
+                if before and before.dtype == group.dtype and before.end == start:
                     found[-1] = replace(before, count=before.count + count)
                 else:
                     found.append(replace(group, start=start, count=count, entries=()))

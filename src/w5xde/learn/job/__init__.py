@@ -1,1 +1,4 @@
-"""The user's job: how it is found, built, tried once and prepared on the coordinator and on a node."""
+"""The user's job: found by name, built, tried on its first batch, and set up on the coordinator and on nodes.
+
+Knows no sockets and no processes.
+"""

@@ -1,10 +1,12 @@
-"""From a job to something the coordinator can train, or a sentence that says why not."""
+"""Sets a job up for training on the coordinator, or refuses it with a JobError that says why.
+
+Knows nothing of nodes, sockets or threads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from w5xde.config import Settings
 from w5xde.errors import JobError
 from w5xde.learn.data.sources import MapSource, Source
-from w5xde.learn.job.build import another, build_model, build_source, call
+from w5xde.learn.job.build import build_model, build_source, call_for, copy_module
 from w5xde.learn.job.first_batch import Trial, refuse_unsavable, try_first_batch
 from w5xde.learn.job.job import Job, describe
 from w5xde.learn.model import layout as layouts
@@ -31,7 +33,7 @@ from w5xde.messages import STILL, TRAINED, Rules
 
 
 class ModelParameters(list[nn.Parameter]):
-    """What `optimizer(params)` gets: the parameters, and their names for those who make groups."""
+    """The argument of `optimizer(params)`: the parameters, and their names for optimizers with groups."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module.parameters())
@@ -46,32 +48,32 @@ class ModelParameters(list[nn.Parameter]):
 
 @dataclass(slots=True)
 class Prepared:
-    """Everything the coordinator needs of a job."""
+    """Everything that the coordinator needs of a job."""
 
     learner: Learner
     source: Source
     rules: Rules
     evaluate: Callable[[nn.Module], dict[str, float]] | None
-    # The model once more, for those who need one of their own.
+    # Makes another instance of the model.
     copy_model: Callable[[], nn.Module]
-    # One who computes what nodes compute, with a model of its own.
+    # Makes a trainer that computes as a node does, with another instance of the model.
     make_trainer: Callable[[], Trainer]
-    # Whether the loss draws from torch's generator: other kinds of devices draw other numbers.
+    # Whether the loss draws from torch's generator, which gives other numbers on other kinds of devices.
     draws_torch: bool
-    # How long the first batch took to read, which decides where batches are read; and to compute.
+    # Seconds to read the first batch, which decide where batches are read, and to compute it.
     read_seconds: float
     batch_seconds: float
     # The norm of the first batch's gradient on the initial weights.
     own_norm: float
-    # What nodes compute before they are lent anything; or why there is no such thing, if that is news.
+    # The batch that a node computes before it gets a lease; or why there is none, if the user must know.
     canary: ExpectedCanary | None
     canary_trouble: str
-    # What stands for the sum of a step's gradients, if it is not their sum.
+    # Puts the updates of a step together: the sum, or with --robust the robust mean.
     sums: StepSums
 
 
 def prepare(job: Job, settings: Settings) -> Prepared:
-    """Build model, data and optimizer and try the first batch."""
+    """Build model, data and optimizer, and try the first batch."""
     module = build_model(job, settings.seed)
     source = build_source(job, settings.seed, settings.batch_size, settings.shuffle)
     if settings.data == "local" and not isinstance(source, MapSource):
@@ -80,15 +82,15 @@ def prepare(job: Job, settings: Settings) -> Prepared:
             code="W5-204",
             fix="use --data stream, or return a data set with __len__ and __getitem__",
         )
-    # What no batch could make right (lazy, sparse, nothing to train) is told before the first one runs.
+    # Refuse what no batch can make right (lazy, sparse, nothing to train) before the first batch runs.
     refuse_unsavable(layouts.describe(module, set()))
-    trial = try_first_batch(job, another(job, module, settings.seed), source, settings)
+    trial = try_first_batch(job, copy_module(job, module, settings.seed), source, settings)
     layout = layouts.describe(module, layouts.moving_buffers(module, trial.changed))
     rules = _rules(settings, source, trial)
     canary, trouble = None, ""
     if settings.canary:
-        # Before there is anything else of the model's size.
-        copy = FlatModel(another(job, module, settings.seed), layout)
+        # First, while nothing else of the size of the model is in memory.
+        copy = FlatModel(copy_module(job, module, settings.seed), layout)
         canary, trouble = _expect(job, copy, rules, source, trial)
         del copy
     flat = FlatModel(module, layout)
@@ -97,7 +99,7 @@ def prepare(job: Job, settings: Settings) -> Prepared:
     scheduler = _build_scheduler(job, optimizer)
 
     def copy_model() -> nn.Module:
-        return another(job, module, settings.seed)
+        return copy_module(job, module, settings.seed)
 
     def make_trainer() -> Trainer:
         cpu = torch.device("cpu")
@@ -145,7 +147,7 @@ def _rules(settings: Settings, source: Source, trial: Trial) -> Rules:
 def _expect(
     job: Job, flat: FlatModel, rules: Rules, source: Source, trial: Trial
 ) -> tuple[ExpectedCanary | None, str]:
-    """The canary, computed on a model that is of no use afterwards; or why this job has none."""
+    """Compute the canary on a model that cannot be used afterwards; or why this job has none."""
     trainer = Trainer(job, flat, rules, torch.device("cpu"))
     dtypes = {entry.dtype for entry in flat.blueprint.layout.entries if entry.role == TRAINED}
     is_coarse = rules.precision == "bf16" or not dtypes.isdisjoint({"bfloat16", "float16"})
@@ -159,7 +161,7 @@ def _expect(
 
 
 def _require_same_buffers(flat: FlatModel, other: nn.Module) -> None:
-    """Buffers that never change are what model() makes of them, until a node is sent ours."""
+    """Require that model() creates the same constant buffers each time: the canary needs them."""
     buffers = dict(other.named_buffers())
     for entry, ours in zip(flat.blueprint.layout.entries, flat.tensors, strict=True):
         if entry.role == STILL and not same_bits(ours, buffers[entry.name]):
@@ -167,13 +169,8 @@ def _require_same_buffers(flat: FlatModel, other: nn.Module) -> None:
 
 
 def _build_optimizer(job: Job, module: nn.Module) -> Optimizer:
-    optimizer = call("optimizer()", job.optimizer, ModelParameters(module))
-    if not isinstance(optimizer, Optimizer):
-        raise JobError(
-            f"optimizer() returned a {type(optimizer).__name__}",
-            code="W5-202",
-            fix="return a torch.optim.Optimizer",
-        )
+    parameters = ModelParameters(module)
+    optimizer = call_for(Optimizer, "torch.optim.Optimizer", "optimizer()", job.optimizer, parameters)
     if isinstance(optimizer, (LBFGS, SparseAdam)):
         raise JobError(
             f"{type(optimizer).__name__} cannot be used here",
@@ -192,29 +189,24 @@ def _build_optimizer(job: Job, module: nn.Module) -> Optimizer:
     return optimizer
 
 
-def _build_scheduler(job: Job, optimizer: Optimizer) -> Any:
+def _build_scheduler(job: Job, optimizer: Optimizer) -> LRScheduler | None:
     if job.scheduler is None:
         return None
-    scheduler = call("scheduler()", job.scheduler, optimizer)
+    kind_name = "torch.optim.lr_scheduler.LRScheduler"
+    scheduler = call_for(LRScheduler, kind_name, "scheduler()", job.scheduler, optimizer)
     if isinstance(scheduler, ReduceLROnPlateau):
         raise JobError(
             "ReduceLROnPlateau cannot be used here: it wants a metric at each step",
             code="W5-228",
             fix="use a schedule over steps, for example CosineAnnealingLR or OneCycleLR",
         )
-    if not isinstance(scheduler, LRScheduler):
-        raise JobError(
-            f"scheduler() returned a {type(scheduler).__name__}",
-            code="W5-202",
-            fix="return a torch.optim.lr_scheduler.LRScheduler",
-        )
     return scheduler
 
 
 def _build_evaluate(
-    job: Job, another: Callable[[], nn.Module]
+    job: Job, copy_model: Callable[[], nn.Module]
 ) -> Callable[[nn.Module], dict[str, float]] | None:
-    """The evaluation, made to return a dict of numbers whatever the user's returns."""
+    """The evaluation of the job, which here always returns a dict of numbers; None if the job has none."""
     function = job.evaluate
     if function is None:
         return None
@@ -227,16 +219,14 @@ def _build_evaluate(
             found = {"score": found}
         return {str(key): float(value) for key, value in found.items()}
 
-    # Tried at once on a copy: an evaluation that fails after an hour of training helps nobody.
-    state = torch.get_rng_state()
+    # Try it now on a copy, so that it does not fail for the first time after an hour of training.
     try:
-        evaluate(another())
+        with as_before():
+            evaluate(copy_model())
     except Exception as error:
         raise JobError(
             f"evaluate() failed on the untrained model: {describe(error)}",
             code="W5-229",
             fix="evaluate(model) must return a number or a dict of numbers",
         ) from error
-    finally:
-        torch.set_rng_state(state)
     return evaluate

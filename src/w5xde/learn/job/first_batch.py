@@ -1,7 +1,7 @@
-"""The trial: the coordinator computes the first batch itself, before any node is used.
+"""The trial: the coordinator computes the first batch itself, before it uses any node.
 
-A wrong loss or label type is told at once, in the user's words; and what the first batch does (which buffers
-it changes, which generators it draws from) decides what travels and what is seeded.
+It refuses a wrong loss or label type at once, and finds out which buffers a batch changes (these travel) and
+which random generators it draws from (these are seeded). Leaves the model as it was. Knows nothing of nodes.
 """
 
 from __future__ import annotations
@@ -31,18 +31,21 @@ from w5xde.tree import batch_seed
 
 @dataclass(slots=True)
 class Trial:
+    """What the first batch showed: the buffers it changed, the generators it drew from, and its seconds."""
+
     changed: set[str]
     draws_python: bool
     draws_numpy: bool
     draws_torch: bool
     read_seconds: float
-    # And to compute, when everything was warm, if that is known.
+    # To compute; in sync mode measured the second time, when everything is warm.
     batch_seconds: float
     # Of the whole gradient, on the initial weights.
     gradient_norm: float
 
 
 def try_first_batch(job: Job, module: nn.Module, source: Source, settings: Settings) -> Trial:
+    """Read, send and compute the first batch as a node would; JobError if the job cannot be trained."""
     seed = batch_seed(settings.seed, 0, 0)
     seed_everything(seed)
     drawn = DrawnFrom()
@@ -51,8 +54,8 @@ def try_first_batch(job: Job, module: nn.Module, source: Source, settings: Setti
     read_seconds = time.perf_counter() - started
     source.draws = drawn.torch or drawn.python or drawn.numpy
     sent = _sender(batch)
-    parameters = {name: _Kept(parameter) for name, parameter in module.named_parameters()}
-    buffers = {name: _Kept(buffer) for name, buffer in module.named_buffers()}
+    parameters = {name: _TensorBefore(parameter) for name, parameter in module.named_parameters()}
+    buffers = {name: _TensorBefore(buffer) for name, buffer in module.named_buffers()}
     seed_everything(seed)
     drawn = DrawnFrom()
     started = time.perf_counter()
@@ -71,7 +74,7 @@ def try_first_batch(job: Job, module: nn.Module, source: Source, settings: Setti
 
 
 def _check_repeatable(first: float, second: float) -> None:
-    # Far more than rounding could differ, far less than a carried state or a generator of its own makes.
+    # Far more than rounding differs, far less than state between batches or a private generator causes.
     if not math.isclose(first, second, rel_tol=1e-4, abs_tol=1e-6):
         raise JobError(
             f"the loss is {first:.6g} and then {second:.6g} for the same batch under the same seed",
@@ -83,7 +86,7 @@ def _check_repeatable(first: float, second: float) -> None:
         )
 
 
-class _Kept:
+class _TensorBefore:
     """A parameter or buffer as it was before the first batch."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -93,30 +96,30 @@ class _Kept:
         self._place = tensor.data_ptr() if tensor.layout is torch.strided else 0
 
     def is_written(self, now: Tensor) -> bool:
-        """Whether it was written to or replaced, in any of the ways torch allows."""
+        """Whether it was written to or replaced, in any way that torch allows."""
         if now is not self.tensor or now.layout is not torch.strided:
             return not self.is_same(now)
-        # Writing through .data leaves the version alone, and giving other .data leaves the values alone.
+        # Writing through .data does not change the version, assigning .data need not change the values.
         return write_count(now) != self._version or now.data_ptr() != self._place or not self.is_same(now)
 
     def is_same(self, now: Tensor) -> bool:
         if now.layout is not torch.strided:
-            return True  # a sparse cache; what is persistent is never sparse
+            return True  # a sparse cache; persistent buffers are never sparse
         return self.is_alike(now) and not bool(self.differing(now).any())
 
     def is_alike(self, now: Tensor) -> bool:
         return now.shape == self.values.shape and now.dtype == self.values.dtype
 
     def differing(self, now: Tensor) -> Tensor:
-        """Which elements differ; NaN is no other than NaN."""
+        """Which elements differ; NaN equals NaN."""
         return (now != self.values) & ~((now != now) & (self.values != self.values))
 
 
-def _check_parameters(module: nn.Module, before: dict[str, _Kept]) -> None:
+def _check_parameters(module: nn.Module, before: dict[str, _TensorBefore]) -> None:
     for name, parameter in module.named_parameters():
         if name not in before:
             raise JobError(
-                f"parameter {name} comes into being only when the model is used",
+                f"parameter {name} is created only when the model is first used",
                 code="W5-221",
                 fix="run one batch through the model inside model() before you return it",
             )
@@ -138,7 +141,7 @@ def _first_batch(source: Source) -> Any:
 
 
 def _sender(batch: Any) -> Callable[[], Any]:
-    """Gives the batch as a node will see it, anew each time; making it proves that it can be sent."""
+    """A function that returns a new copy of the batch as nodes get it; refuses one that cannot be sent."""
     packer = Packer()
     item = packer.pack(batch)
     body = bytearray(b"".join(packer.pieces))
@@ -146,46 +149,43 @@ def _sender(batch: Any) -> Callable[[], Any]:
 
 
 def _first_loss(job: Job, module: nn.Module, batch: Any, precision: str) -> float:
-    what = "the loss failed on the first batch, before any node was used"
+    """Compute loss and gradients of the first batch; JobError if that is impossible."""
+    problem = None
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
             loss = job.loss(module, batch)
+        problem = _loss_problem(loss)
+        if problem is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+            return float(loss.detach())
     except Exception as error:
+        what = "the loss failed on the first batch, before any node was used"
         raise JobError(what, code="W5-205", why=describe(error), fix=_hint(error)) from error
+    what, fix = problem
+    raise JobError(what, code="W5-205", fix=fix)
+
+
+def _loss_problem(loss: Any) -> tuple[str, str] | None:
+    """What is wrong with a loss, and how to fix it; None if it can be minimised."""
     if not isinstance(loss, Tensor):
-        raise JobError(
-            f"the loss returned a {type(loss).__name__}, not a tensor",
-            code="W5-205",
-            fix="return the loss as a tensor (without .item())",
+        return f"the loss returned a {type(loss).__name__}, not a tensor", (
+            "return the loss as a tensor (without .item())"
         )
     if loss.numel() != 1:
-        raise JobError(
-            f"the loss has shape {tuple(loss.shape)}, not one number",
-            code="W5-205",
-            fix="return a scalar, for example loss.mean()",
+        return f"the loss has shape {tuple(loss.shape)}, not one number", (
+            "return a scalar, for example loss.mean()"
         )
     if loss.is_complex():
-        raise JobError(
-            "the loss is complex", code="W5-205", fix="return a real number, for example loss.abs()"
-        )
-    value = float(loss.detach())
-    if not math.isfinite(value):
-        raise JobError(
-            f"the loss is {value} on the first batch",
-            code="W5-205",
-            fix="look at the inputs (NaN in the data?), the initial weights, or a log of zero",
+        return "the loss is complex", "return a real number, for example loss.abs()"
+    if not math.isfinite(value := float(loss.detach())):
+        return f"the loss is {value} on the first batch", (
+            "look at the inputs (NaN in the data?), the initial weights, or a log of zero"
         )
     if not loss.requires_grad:
-        raise JobError(
-            "the loss does not depend on any parameter that is trained",
-            code="W5-205",
-            fix="compute it from model(…) without torch.no_grad() or .detach()",
+        return "the loss does not depend on any parameter that is trained", (
+            "compute it from model(…) without torch.no_grad() or .detach()"
         )
-    try:
-        loss.backward()  # type: ignore[no-untyped-call]
-    except Exception as error:
-        raise JobError(what, code="W5-205", why=describe(error), fix=_hint(error)) from error
-    return value
+    return None
 
 
 def _hint(error: Exception) -> str:
@@ -216,15 +216,15 @@ def _check_gradients(module: nn.Module) -> float:
     return math.hypot(*norms)
 
 
-def _changed_buffers(module: nn.Module, before: dict[str, _Kept]) -> set[str]:
-    """Names of the persistent buffers that the first batch wrote to; all are put back as they were."""
+def _changed_buffers(module: nn.Module, before: dict[str, _TensorBefore]) -> set[str]:
+    """Names of the persistent buffers that the first batch wrote to; restores all buffers."""
     persistent = set(module.state_dict(keep_vars=True))
     written = set()
     for name, buffer in list(module.named_buffers()):
         kept = before.get(name)
         if kept is None or not kept.is_alike(buffer):
             if name not in persistent:
-                continue  # a cache that grows is nobody's state
+                continue  # a cache that grows is no state of the model
             raise JobError(
                 f"buffer {name} changes its shape or dtype while training",
                 code="W5-226",
@@ -241,7 +241,7 @@ def _changed_buffers(module: nn.Module, before: dict[str, _Kept]) -> set[str]:
                     why="it would differ from node to node and never reach the trained model",
                     fix="register it with persistent=True",
                 )
-        # Back to the tensor it was, for one that was assigned may be a view of something else.
+        # Restore the tensor object too: an assigned one may be a view of something else.
         owner, _, local = name.rpartition(".")
         setattr(module.get_submodule(owner), local, kept.tensor)
         if not kept.is_same(kept.tensor):
@@ -250,8 +250,8 @@ def _changed_buffers(module: nn.Module, before: dict[str, _Kept]) -> set[str]:
     return written
 
 
-def _refuse_without_differences(name: str, kept: _Kept, now: Tensor) -> None:
-    """Nodes tell how they changed a buffer; from infinity to a number there is no difference to tell."""
+def _refuse_without_differences(name: str, kept: _TensorBefore, now: Tensor) -> None:
+    """Refuse a buffer whose change cannot be sent as a difference: from NaN or infinity there is none."""
     if not layouts.has_differences(kept.values):
         raise JobError(
             f"buffer {name} changes while training but holds NaN, or numbers torch cannot add"
@@ -270,7 +270,7 @@ def _refuse_without_differences(name: str, kept: _Kept, now: Tensor) -> None:
 
 
 def refuse_unsavable(layout: Layout) -> None:
-    """A dtype that model.safetensors cannot hold would be found out only when training is over."""
+    """Refuse a dtype that model.safetensors cannot hold now, rather than when training is over."""
     for entry in layout.entries:
         try:
             save({"": torch.empty(0, dtype=layouts.DTYPES[entry.dtype])})

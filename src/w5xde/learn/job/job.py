@@ -1,6 +1,6 @@
-"""Job: what to train, as factories and functions. And finding one by name.
+"""The job: what to train, as functions of the user's. Finds jobs by name, and describes their errors.
 
-Imports no torch itself, so that naming a job wrongly is told at once.
+Imports no torch, so that a wrong name is refused at once. Knows nothing of how a job is trained.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
+# Enough for the text of any common exception; a tensor in it may be much longer.
+DESCRIPTION_CHARACTERS_MAX = 500
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What to train. Every machine that takes part builds it from the same file.
+    """What to train. Every machine of a run builds it from the same file.
 
     model()            returns the module to train
     data()             returns a map-style or iterable data set
@@ -58,7 +62,7 @@ class Job:
 def load_job(reference: str) -> Job:
     """The job that `train.py`, `train.py:name` or `package.module:name` names."""
     place, colon, name = reference.rpartition(":")
-    if not colon or _is_drive_letter(place):
+    if not colon:
         place, name = reference, ""
     module = _load_file(place) if place.endswith(".py") or "/" in place else _load_module(place, reference)
     jobs = {key: value for key, value in vars(module).items() if isinstance(value, Job)}
@@ -78,10 +82,6 @@ def load_job(reference: str) -> Job:
         code="W5-207",
         fix=f"name one, for example  {place}:{min(jobs)}",
     )
-
-
-def _is_drive_letter(place: str) -> bool:
-    return len(place) == 1 and place.isalpha()
 
 
 def _named(jobs: dict[str, Job], name: str, module: ModuleType, place: str) -> Job:
@@ -110,7 +110,7 @@ def _load_file(place: str) -> ModuleType:
             if near
             else "give the path of a Python file that makes a w5xde.Job",
         )
-    # The file's own folder comes first, as if Python ran the file, so that its imports work.
+    # The folder of the file comes first, as if Python ran the file, so that its imports work.
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -119,12 +119,8 @@ def _load_file(place: str) -> ModuleType:
         raise JobError(f"{place} is not a Python file", code="W5-206", fix="give a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
-    try:
-        spec.loader.exec_module(module)
-    except W5xdeError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise _cannot_load(place, error) from error
+    execute = spec.loader.exec_module
+    _execute(place, lambda: execute(module))
     return module
 
 
@@ -139,36 +135,39 @@ def _load_module(place: str, reference: str) -> ModuleType:
     if not all(part.isidentifier() for part in place.split(".")):
         raise unknown
     try:
-        module: ModuleType = importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        # Only what was asked for may be missing; what it imports itself is another story.
-        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-            raise _cannot_load(place, error) from error
-        raise unknown from None
+        _execute(place, lambda: importlib.import_module(place))
+    except JobError as error:
+        missing = error.__cause__
+        # The module itself is missing, or a package that it lies in; not a module that it imports.
+        if isinstance(missing, ModuleNotFoundError) and f"{place}.".startswith(f"{missing.name}."):
+            raise unknown from None
+        raise
+    return sys.modules[place]
+
+
+def _execute(place: str, load: Callable[[], object]) -> None:
+    """Run the code of a job file; whatever it raises becomes a JobError."""
+    try:
+        load()
     except W5xdeError:
         raise
     except (Exception, SystemExit) as error:
-        raise _cannot_load(place, error) from error
-    return module
-
-
-def _cannot_load(place: str, error: BaseException) -> JobError:
-    return JobError(
-        f"{place} cannot be loaded: {describe(error)}",
-        code="W5-208",
-        fix="run it with python to see more; training belongs under  if __name__ == '__main__':",
-    )
+        raise JobError(
+            f"{place} cannot be loaded: {describe(error)}",
+            code="W5-208",
+            fix="run it with python to see more; training belongs under  if __name__ == '__main__':",
+        ) from error
 
 
 class BatchFailed(Exception):
-    """A batch could not be computed here; the text says why, in the user's words."""
+    """A batch could not be computed here; the text says why."""
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line, with the user's own line it came from."""
+    """An exception in one line, with the last line of the user's code that it passed through."""
     text = " ".join(harmless(str(error)).split())
-    if len(text) > 500:
-        text = text[:500] + " …"
+    if len(text) > DESCRIPTION_CHARACTERS_MAX:
+        text = text[:DESCRIPTION_CHARACTERS_MAX] + " …"
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__
     own = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
     return f"{named} ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else named
@@ -176,6 +175,6 @@ def describe(error: BaseException) -> str:
 
 def _is_users(filename: str) -> bool:
     parts = Path(filename).parts
-    ours = str(Path(__file__).resolve().parent.parent)
+    ours = str(Path(__file__).resolve().parents[2])
     inside = filename.startswith(("<", ours)) or {"site-packages", "importlib", "torch"} & set(parts)
     return not inside

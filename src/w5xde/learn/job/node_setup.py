@@ -1,4 +1,7 @@
-"""The node's side of a job: its own copy of the model and the data, checked against the coordinator's."""
+"""Sets a job up on a node: builds its model and data, and checks them against the coordinator's.
+
+Knows no sockets: it gets the welcome, and the caller sends the answer.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +24,26 @@ from w5xde.learn.train.trainer import Trainer
 from w5xde.learn.trust.canary import CanaryAnswer, compute_canary
 from w5xde.messages import MOVING, Rules, Welcome
 
-# More threads than cores are only slow; this many more are a mistake, or an attack. Any machine bears a few.
+# More threads than cores are slow; this many more are a mistake or an attack. Any machine can run a few.
 THREADS_PER_CORE_MAX, THREADS_MAX = 4, 64
 
 
 @dataclass(slots=True)
 class NodeParts:
-    """A node's copy of the model, and of the data if it reads its own."""
+    """A node's model, and its data if it reads its own."""
 
     trainer: Trainer
     source: MapSource | None
     layout_digest: str
     welcome: Welcome
     make_trainer: Callable[[], Trainer]
-    # What the canary of this connection gave, if there is one.
+    # The answer to the canary of this connection, if it has one.
     proof: CanaryAnswer | None = None
 
     def prove(self, welcome: Welcome, body: bytearray | memoryview) -> None:
-        """Compute the canary of a welcome, on a model that is thrown away.
+        """Compute the canary of a welcome on a new model.
 
-        The one that we train may keep what it computed first (an encoding, a mask) for good.
+        The model in training could keep for good what it computes first (an encoding, a mask).
         """
         self.proof = None
         if welcome.canary is not None:
@@ -49,12 +52,12 @@ class NodeParts:
             self.proof = compute_canary(trainer, welcome.canary, body)
 
     def fits(self, welcome: Welcome) -> bool:
-        """Whether these parts also serve another connection."""
+        """Whether these parts fit the welcome of another connection."""
         return self.welcome.layout == welcome.layout and self.welcome.rules == welcome.rules
 
 
 def prepare_node(job: Job, welcome: Welcome, device: torch.device) -> NodeParts:
-    """Build the node's model and data and check them against the coordinator's."""
+    """Build model and data; JoinError if they differ from those of the coordinator."""
     rules = welcome.rules
     _require_sane(rules)
     use_threads(rules.threads)
@@ -81,7 +84,7 @@ def prepare_node(job: Job, welcome: Welcome, device: torch.device) -> NodeParts:
 
 
 def _require_sane(rules: Rules) -> None:
-    """Refuse what no honest coordinator asks for, before anything is built for it."""
+    """Refuse rules that no honest coordinator sends, before anything is built for them."""
     threads_max = max(THREADS_MAX, THREADS_PER_CORE_MAX * core_count())
     if rules.threads > threads_max:
         raise JoinError(
@@ -102,15 +105,10 @@ def _require_sane(rules: Rules) -> None:
 def _own_source(job: Job, rules: Rules) -> MapSource:
     source = build_source(job, rules.seed, 1, shuffle=False)
     if not isinstance(source, MapSource) or source.samples != rules.data_samples:
-        raise JoinError(
-            f"your data set has {source.samples} samples, the run's has {rules.data_samples}",
-            code="W5-209",
-            fix="copy the coordinator's data here, or let it send batches with --data stream",
-        )
-    if source.fingerprint() != rules.data_digest:
-        raise JoinError(
-            "your data set has as many samples as the run's, but other ones",
-            code="W5-209",
-            fix="copy the coordinator's data here, or let it send batches with --data stream",
-        )
-    return source
+        what = f"your data set has {source.samples} samples, the run's has {rules.data_samples}"
+    elif source.fingerprint() != rules.data_digest:
+        what = "your data set has as many samples as the run's, but other ones"
+    else:
+        return source
+    fix = "copy the coordinator's data here, or let it send batches with --data stream"
+    raise JoinError(what, code="W5-209", fix=fix)

@@ -1,1 +1,4 @@
-"""The model as one flat vector: its layout, buffers, digest, device and random seeds."""
+"""The model as one flat vector: its layout, its digest, and the memory, devices, cores and seeds it needs.
+
+Knows nothing of training, data or sockets.
+"""

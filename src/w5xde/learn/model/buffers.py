@@ -1,7 +1,7 @@
-"""Buffers: memory for large bodies, used again and again.
+"""Buffers: memory for large bodies that is reused.
 
-A hundred megabytes that are new take longer to be given by the system than to be filled. A large buffer
-comes back by itself as soon as nobody holds a view of it any more: nobody needs to say so.
+The system takes longer to provide a hundred new megabytes than we take to fill them. A large buffer returns
+to its pool by itself when the last view of it is gone. Knows nothing of what the bytes mean.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 
 from w5xde.learn.model.route import is_large
 
-# As many as are ever free at once; more would only be kept, not used.
+# No more buffers than this are ever free at once.
 SPARE_MAX = 2
-# What is encoded has another length each time: a buffer may be so many times as large as what is asked for.
+# Encoded bodies differ in length: a buffer serves requests down to its length divided by this.
 ROOM_FACTOR = 1.25
 
 
 class _Lent(np.ndarray[Any, np.dtype[np.uint8]]):
-    """A view of a buffer that puts it back when the last view of it is gone."""
+    """A view of a buffer. When it is collected, the buffer returns to its pool."""
 
     pool: Buffers | None = None
     whole: np.ndarray[Any, np.dtype[np.uint8]]
@@ -31,26 +31,26 @@ class _Lent(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 class Buffers:
-    """Memory of a few sizes, most recently used first."""
+    """A pool of a few large buffers, most recently used first."""
 
     def __init__(self) -> None:
         self._spare: deque[np.ndarray[Any, np.dtype[np.uint8]]] = deque(maxlen=SPARE_MAX)
 
     def take(self, count: int) -> bytearray | memoryview:
-        """Memory of this many bytes, with anything in it."""
+        """Uninitialised memory of this many bytes."""
         if not is_large(count):
             return bytearray(count)
         memory = self._find(count)
         if memory is None:
-            # What does not fit now is not kept for a day on which it might.
+            # Spare buffers of the wrong length would only occupy memory.
             self._spare.clear()
             memory = np.empty(count, np.uint8)
         lent = memory[:count].view(_Lent)
         lent.pool, lent.whole = self, memory
-        return memoryview(lent)  # type: ignore[arg-type]  # an array is a buffer, whatever its stubs say
+        return memoryview(lent)  # type: ignore[arg-type]  # its stubs do not say that an array is a buffer
 
     def _find(self, count: int) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
-        # Only single operations: another thread may give a buffer back at any moment.
+        # Only atomic operations: another thread may return a buffer at any moment.
         for _ in range(SPARE_MAX):
             try:
                 memory = self._spare.popleft()

@@ -1,4 +1,4 @@
-"""Where and with how many threads torch computes."""
+"""Devices and threads: where torch computes, and on how many cores. Knows nothing of what it computes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from w5xde.learn.job.job import describe
 
 
 def core_count() -> int:
-    """Cores this process may use."""
+    """The number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def use_threads(count: int) -> None:
-    """Let torch use this many threads for what the calling thread computes.
+    """Let torch use this many threads for the computations of the calling thread.
 
-    Sums are split by the number of threads, so bits depend on it; and the setting holds for one thread only.
+    torch splits sums by the number of threads, so the bits of results depend on it.
     """
     torch.set_num_threads(max(1, count))
 
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let torch use this many threads here, and afterwards as many as before."""
+    """Let torch use this many threads inside the context."""
     before = torch.get_num_threads()
     use_threads(count)
     try:
@@ -41,14 +41,14 @@ def threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
-    """Let a GPU multiply float32 as float32 here: its convolutions usually keep ten bits of them (TF32)."""
+    """Make a GPU multiply float32 exactly in the context; its convolutions usually keep ten bits (TF32)."""
     places: tuple[Any, ...] = ()
     if device.type == "cuda":
         places = (torch.backends.cuda.matmul, torch.backends.cudnn)
     try:
         before = [place.allow_tf32 for place in places]
     except RuntimeError:
-        # The job has set torch's newer switches, and then the older ones cannot be read: its will be done.
+        # The job has set torch's newer switches, and then the older ones cannot be read: leave them alone.
         places, before = (), []
     for place in places:
         place.allow_tf32 = False
@@ -60,7 +60,7 @@ def exact_products(device: torch.device) -> Iterator[None]:
 
 
 def choose_device(wanted: str) -> torch.device:
-    """The device to compute on: the one asked for, or the best there is. Starts no driver."""
+    """The wanted device, or for `auto` the best one of this machine. Starts no driver."""
     if wanted == "auto":
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return accelerator or torch.device("cpu")
@@ -82,10 +82,10 @@ _DEVICE_FIX = "--device auto takes the best there is, --device cpu always works"
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """The same batch with its tensors on a device, in memory of torch's own.
+    """The same batch with its tensors on a device, in memory that torch allocates.
 
-    Matrix kernels round differently by where in memory their inputs begin, and torch's own memory always
-    begins at the same alignment: without the copy the bits would depend on who computes.
+    Matrix kernels round differently by the alignment of their inputs, and torch aligns all memory alike:
+    without the copy the bits would depend on which node computes.
     """
     if isinstance(value, Tensor):
         if device.type != "cpu":

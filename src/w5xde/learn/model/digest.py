@@ -1,4 +1,7 @@
-"""To the last bit: one number for all weights of a model, and whether two tensors or losses are the same."""
+"""Exact comparison: the sha256 of all weights, and whether two tensors or losses have the same bits.
+
+Knows no tolerance and no layout.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import torch
 
 
 def weights_sha256(module: torch.nn.Module) -> str:
-    """Over the raw bytes of all parameters and buffers in the order of the state dict."""
+    """The sha256 over the raw bytes of all parameters and buffers, in the order of the state dict."""
     return tensors_sha256(each for each in module.state_dict().values() if isinstance(each, torch.Tensor))
 
 
@@ -22,7 +25,7 @@ def tensors_sha256(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Also where numbers say otherwise: zeros of both signs differ, and what is no number may be the same."""
+    """Whether two tensors have the same bits: 0.0 differs from -0.0, and a NaN equals itself."""
     return torch.equal(_bytes_of(one), _bytes_of(other))
 
 

@@ -3,9 +3,9 @@
     | trained parameters | moving buffers | frozen parameters | still buffers |
     |<-------- the moving part -------->|
 
-Within each role entries of one dtype lie together, so that arithmetic on a whole role is one operation
-per dtype. The moving part is what travels with every version; an update has the very same shape, with
-gradients in place of parameters and differences in place of buffers.
+Within each role entries of one dtype lie together, so that arithmetic on a whole role is one operation per
+dtype. Every version sends the moving part; an update has the same layout, with gradients in place of
+parameters and differences in place of buffers. Knows nothing of training, codecs or sockets.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from w5xde.errors import JobError
 from w5xde.learn.model.digest import same_bits
 from w5xde.messages import FROZEN, MOVING, NAME_CHARACTERS_MAX, STILL, TRAINED, Entry, Layout, Role
 
-# A cache line, so that no dtype's part starts in the middle of another's.
+# A cache line: no two groups share one.
 ALIGNMENT_BYTES = 64
+# A buffer of at most this many values costs little to send with every update, even if it never changes.
+SMALL_BUFFER_COUNT = 4096
 _LAZY = (UninitializedParameter, UninitializedBuffer)
 _ROLES = (TRAINED, MOVING, FROZEN, STILL)
 
@@ -40,7 +42,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class DtypeGroup:
     """All entries of one role and dtype: `count` values from byte `start` on."""
 
     role: str
@@ -49,14 +51,31 @@ class Group:
     count: int
     entries: tuple[int, ...]
 
+    @property
+    def end(self) -> int:
+        return self.start + self.count * self.dtype.itemsize
+
+    def bytes_in(self, raw: Tensor) -> Tensor:
+        """Its bytes in the bytes of a vector, or of many vectors that are rows."""
+        return raw[..., self.start : self.end]
+
+    def values_in(self, raw: Tensor) -> Tensor:
+        """Its values in the bytes of a vector, or of many vectors that are rows."""
+        return self.bytes_in(raw).view(self.dtype)
+
+
+def aligned(count: int) -> int:
+    """The first multiple of the alignment that is not below `count`."""
+    return -(-count // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
 
 class Blueprint:
-    """Where everything of a layout lies; the same on every machine, because it follows from the layout."""
+    """The offset of every entry and group of a layout. It follows from the layout, so all machines agree."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.offsets = [0] * len(layout.entries)
-        self.groups: list[Group] = []
+        self.groups: list[DtypeGroup] = []
         at = 0
         self.moving_bytes = 0
         for role in _ROLES:
@@ -78,16 +97,12 @@ class Blueprint:
         for i in chosen:
             self.offsets[i] = start + count * dtype.itemsize
             count += math.prod(self.layout.entries[i].shape)
-        self.groups.append(Group(role, dtype, start, count, chosen))
-        end = start + count * dtype.itemsize
-        return -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.groups.append(DtypeGroup(role, dtype, start, count, chosen))
+        return aligned(self.groups[-1].end)
 
     def parts(self, raw: Tensor) -> list[Tensor]:
-        """Typed views of the moving part's groups; of one vector, or of many that are rows."""
-        return [
-            raw[..., group.start : group.start + group.count * group.dtype.itemsize].view(group.dtype)
-            for group in self.moving_groups
-        ]
+        """Typed views of the groups of the moving part; of one vector, or of many that are rows."""
+        return [group.values_in(raw) for group in self.moving_groups]
 
     def vectors(self, body: bytearray | memoryview, count: int) -> list[Vector]:
         """The vectors that lie one behind the other in these bytes, without copying them."""
@@ -104,7 +119,7 @@ class Blueprint:
 
 
 def differences(ours: Layout, theirs: Layout) -> list[str]:
-    """How another layout departs from ours, in words."""
+    """How another layout differs from ours: one phrase for each difference."""
     found = []
     our_entries = {entry.name: entry for entry in ours.entries}
     their_entries = {entry.name: entry for entry in theirs.entries}
@@ -138,27 +153,27 @@ class Vector:
 
     @classmethod
     def over(cls, raw: Tensor, blueprint: Blueprint) -> Vector:
-        """The vector that lies in these bytes."""
+        """The vector in these bytes."""
         return cls(raw, blueprint.parts(raw))
 
     def add_(self, other: Vector) -> Vector:
-        # For booleans torch's addition is "or": a flag is set if any batch set it.
+        # torch adds booleans by "or": a flag is set if any batch set it.
         for mine, theirs in zip(self.parts, other.parts, strict=True):
             mine.add_(theirs)
         return self
 
     @property
     def memory(self) -> memoryview:
-        """Its bytes, to be sent; a copy if they are on another device."""
+        """Its bytes; a copy if they are on another device."""
         return self.raw.cpu().numpy().data
 
     def is_same(self, other: Vector) -> bool:
-        """Whether both hold the same bits; what lies between the parts does not count."""
+        """Whether both hold the same bits; padding between the parts does not count."""
         return all(map(same_bits, self.parts, other.parts))
 
 
 class Row(Vector):
-    """A vector that lies beside others in one block."""
+    """A vector that is one row of a block."""
 
     __slots__ = ("block", "number")
 
@@ -167,19 +182,23 @@ class Row(Vector):
         self.block = block
         self.number = number
 
+    @property
+    def place(self) -> tuple[Block, int]:
+        return self.block, self.number
+
 
 class Block:
-    """Vectors in a row, in the CPU's memory, to be used again when all that were given out are back."""
+    """Vectors in one piece of CPU memory. The block can be reused when all rows that it gave out are back."""
 
     def __init__(self, blueprint: Blueprint, count: int) -> None:
         raw = torch.zeros(count, blueprint.moving_bytes, dtype=torch.uint8)
-        # Of each part, those of all vectors.
+        # One tensor for each part, with a row for each vector.
         self.parts = blueprint.parts(raw)
         self.rows = [Row(raw[i], [part[i] for part in self.parts], self, i) for i in range(count)]
         self._memory = raw.view(-1).numpy().data
         self._row_bytes = blueprint.moving_bytes
         self._given = 0
-        # Another thread may give back, so this only ever grows until we look.
+        # Another thread may take rows back, so this only grows until `give` clears it.
         self._returned: list[int] = []
 
     def give(self, count: int) -> list[Row]:
@@ -199,55 +218,49 @@ class Block:
 
 
 def memory_of(vectors: Sequence[Vector]) -> list[memoryview]:
-    """The bytes of all vectors, one after another; what lies together in one piece."""
+    """The bytes of all vectors, in order; neighbouring rows of one block are one piece."""
     pieces: list[memoryview] = []
-    at = 0
-    while at < len(vectors):
-        first, start = vectors[at], at
-        at += 1
-        if not isinstance(first, Row):
-            pieces.append(first.memory)
+    rows: list[Row] = []
+    for vector, following in zip(vectors, [*vectors[1:], None], strict=True):
+        if not isinstance(vector, Row):
+            pieces.append(vector.memory)
             continue
-        number = first.number + 1
-        while at < len(vectors):
-            row = vectors[at]
-            if not isinstance(row, Row) or row.block is not first.block or row.number != number:
-                break
-            at, number = at + 1, number + 1
-        pieces.append(first.block.memory(first.number, first.number + at - start))
+        rows.append(vector)
+        if not isinstance(following, Row) or following.place != (vector.block, vector.number + 1):
+            pieces.append(vector.block.memory(rows[0].number, vector.number + 1))
+            rows.clear()
     return pieces
 
 
 def moving_buffers(module: torch.nn.Module, changed: set[str]) -> set[str]:
-    """Buffers that travel with every update: those that changed in the trial, and small or related ones.
+    """The buffers that every update carries: those that the first batch changed, and small or related ones.
 
-    A large buffer that never changes (a mask, a table of positions) should not cross the wire at each step;
-    one that shares its module with a running statistic, or is small, may change later.
+    A large buffer that never changes (a mask, a table of positions) should not be sent at each step; one that
+    shares its module with a running statistic, or is small, may change later.
     """
-    small_count = 4096
     owners = {name.rpartition(".")[0] for name in changed}
     persistent = set(module.state_dict(keep_vars=True))
     return {
         name
         for name, buffer in module.named_buffers()
         if name in persistent
-        and (name in changed or name.rpartition(".")[0] in owners or buffer.numel() <= small_count)
+        and (name in changed or name.rpartition(".")[0] in owners or buffer.numel() <= SMALL_BUFFER_COUNT)
         and has_differences(buffer)
     }
 
 
 def has_differences(buffer: Tensor) -> bool:
-    """Whether a change of this buffer can be told as a difference: torch can add it, and it is not NaN."""
+    """Whether a change of this buffer can be sent as a difference: torch adds its dtype, it has no NaN."""
     if buffer.dtype not in (torch.float32, torch.int64, torch.bool):
         try:
             torch.zeros(1, dtype=buffer.dtype).add_(torch.zeros(1, dtype=buffer.dtype))
         except NotImplementedError:
-            return False  # uint16 or float8, for example: torch stores them but does not add them
+            return False  # for example uint16 or float8, which torch stores but does not add
     return not bool(buffer.isnan().any())
 
 
 def describe(module: torch.nn.Module, moving: set[str]) -> Layout:
-    """The layout of a module; refuses what could not be right as a flat vector."""
+    """The layout of a module; refuses modules that a flat vector cannot represent."""
     entries = []
     for name, parameter in module.named_parameters():
         if isinstance(parameter, _LAZY):
@@ -286,28 +299,27 @@ def describe(module: torch.nn.Module, moving: set[str]) -> Layout:
 
 
 class FlatModel:
-    """A module bound to one flat buffer: writing the buffer changes the model, and the other way round."""
+    """A module bound to one flat buffer: writing to either changes the other."""
 
     def __init__(self, module: torch.nn.Module, layout: Layout, device: torch.device | str = "cpu") -> None:
         self.module = module.to(device)
         self.blueprint = Blueprint(layout)
         self.state = torch.zeros(self.blueprint.whole_bytes, dtype=torch.uint8, device=device)
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-        # Only what moves into the flat buffer could be torn apart; caches stay where they are.
+        # Only tensors that move into the flat buffer; caches keep their memory.
         _refuse_overlaps({entry.name: tensors[entry.name] for entry in layout.entries})
         self.tensors: list[Tensor] = [tensors[entry.name] for entry in layout.entries]
         self._bind(fill=True)
 
     def _bind(self, *, fill: bool = False) -> None:
-        """Let every parameter and buffer be its place in the state; `fill` it with what they hold."""
+        """Make every parameter and buffer a view of the state; `fill` copies their values there first."""
         self._places: list[tuple[Tensor, Tensor, int]] = []
         with torch.no_grad():
             for tensor, offset in zip(self.tensors, self.blueprint.offsets, strict=True):
-                bytes_ = tensor.numel() * tensor.element_size()
-                view = self.state[offset : offset + bytes_].view(tensor.dtype).view(tensor.shape)
+                view = self.state[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
                 if fill:
                     view.copy_(tensor.detach())
-                # .data keeps the tensor object, so that everybody who holds it sees the flat buffer.
+                # .data keeps the tensor object, so that every holder of it sees the flat buffer.
                 tensor.data = view
                 self._places.append((tensor, view, view.data_ptr()))
         self.moving = Vector.over(self.state[: self.blueprint.moving_bytes], self.blueprint)
@@ -316,13 +328,13 @@ class FlatModel:
         return self.blueprint.whole_bytes if whole else self.blueprint.moving_bytes
 
     def memory(self, *, whole: bool) -> memoryview | None:
-        """The state itself, to be read or written; None if it is on another device."""
+        """The memory of the state, for reading and writing; None if it is on another device."""
         if self.state.device.type != "cpu":
             return None
         return self.state[: self.byte_count(whole=whole)].numpy().data
 
     def load(self, raw: bytearray | memoryview, *, whole: bool, in_place: bool = False) -> None:
-        """Take over the parameters and buffers of a version; `in_place`: `raw` is our own memory."""
+        """Set the parameters and buffers of a version; `in_place`: `raw` is the memory of the state."""
         count = self.byte_count(whole=whole)
         if len(raw) != count:
             raise ValueError(f"{len(raw)} bytes of parameters where {count} were expected")
@@ -331,39 +343,43 @@ class FlatModel:
         self.reclaim()
 
     def place(self, entry: int) -> Tensor:
-        """Where an entry lies in the state; whoever writes there says `reclaim` afterwards."""
+        """The view of an entry in the state; call `reclaim` after writing to it."""
         return self._places[entry][1]
 
     def reclaim(self) -> None:
-        """Let every parameter and buffer be its place in the state again."""
-        for tensor, view, place in self._places:
-            # Code that gives a parameter other memory (an LSTM's flatten_parameters on a GPU does) would
-            # otherwise train on with old weights, and nobody would notice.
-            if tensor.data_ptr() != place:
-                tensor.data = view
+        """Make every parameter and buffer a view of the state again.
+
+        Code that gives a parameter other memory (flatten_parameters of an LSTM on a GPU does) would otherwise
+        train on with old weights, unnoticed.
+        """
+        for tensor, view in self._strayed():
+            tensor.data = view
 
     def gather(self) -> None:
-        """Take over what somebody wrote into other memory and gave a parameter instead of ours.
+        """Copy into the state what other code left in other memory, then `reclaim`.
 
-        Optimizers written as `p.data = p.data - …` do; nodes would never see what they changed.
+        Optimizers written as `p.data = p.data - …` do that; nodes would never see their changes.
         """
-        for tensor, view, place in self._places:
-            if tensor.data_ptr() != place:
-                view.copy_(tensor.detach())
-                tensor.data = view
+        for tensor, view in self._strayed():
+            view.copy_(tensor.detach())
+            tensor.data = view
+
+    def _strayed(self) -> list[tuple[Tensor, Tensor]]:
+        """Parameters and buffers that are no longer in the state, and their views of it."""
+        return [(tensor, view) for tensor, view, place in self._places if tensor.data_ptr() != place]
 
     def snapshot(self, *, whole: bool) -> memoryview:
-        """A copy of the parameters and buffers that nobody will change."""
+        """A copy of the parameters and buffers."""
         return self.state[: self.byte_count(whole=whole)].to("cpu", copy=True).numpy().data
 
     def move(self) -> None:
-        """Leave the state's memory to whoever still reads it, and go on with a copy."""
+        """Continue with a copy of the state, and leave the old memory to those who still read it."""
         self.state = self.state.clone()
         self._bind()
 
 
 def _refuse_overlaps(tensors: dict[str, Tensor]) -> None:
-    """Parameters that share memory without being one parameter would be torn apart by the flat buffer."""
+    """Refuse distinct tensors that share memory: the flat buffer would separate them."""
     seen: list[tuple[int, int, str]] = []
     for name, tensor in tensors.items():
         if tensor.numel() and not isinstance(tensor, _LAZY):

@@ -1,4 +1,4 @@
-"""Chance: one seed for everything that is drawn while a batch is read or computed."""
+"""Seeds for the global random generators of torch, Python and numpy. Knows nothing of batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import numpy.random  # numpy loads it when it is first used: in each node for itself, if not here for all
+import numpy.random  # loaded lazily by numpy: here once, instead of in each forked node
 import torch
 
 _NUMPY_SEED_MASK = 2**32 - 1
@@ -29,7 +29,7 @@ def seed_numpy(seed: int) -> None:
 
 
 def torch_seeder(device: torch.device) -> Callable[[int], None]:
-    """Seeds torch for one device only: `torch.manual_seed` visits every backend, which small models feel."""
+    """A function that seeds torch for one device; `torch.manual_seed` visits every backend and is slower."""
     cpu = torch.default_generator
 
     def seed_cpu(seed: int) -> None:
@@ -44,7 +44,7 @@ def torch_seeder(device: torch.device) -> Callable[[int], None]:
 
 @contextlib.contextmanager
 def as_before() -> Iterator[None]:
-    """Whatever is drawn here, the CPU's global generators go on afterwards as if nothing had been."""
+    """Restore the global CPU generators after the context."""
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     numpy_state = np.random.get_state()  # noqa: NPY002
     try:
@@ -56,7 +56,7 @@ def as_before() -> Iterator[None]:
 
 
 class DrawnFrom:
-    """Tells which global generators were drawn from since it was made."""
+    """Tells which global generators have been drawn from since it was created."""
 
     def __init__(self) -> None:
         self._torch = torch.get_rng_state()
@@ -73,8 +73,5 @@ class DrawnFrom:
 
     @property
     def numpy(self) -> bool:
-        now = np.random.get_state(legacy=False)  # noqa: NPY002
-        before = self._numpy
-        return before["state"]["pos"] != now["state"]["pos"] or bool(
-            (before["state"]["key"] != now["state"]["key"]).any()
-        )
+        before, now = self._numpy["state"], np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+        return before["pos"] != now["pos"] or bool((before["key"] != now["key"]).any())

@@ -161,7 +161,7 @@ class UpdateReader:
 
     def stream(self, spec: str, body_bytes: int) -> IncomingVector | None:
         """Where one large vector goes while it arrives; None if it must be complete to be decoded."""
-        encoded = self._receiver.singly(spec, body_bytes)
+        encoded = self._receiver.element_layout(spec, body_bytes)
         if encoded is None:
             return None
         memory = self.allocate(self.vector_bytes)

@@ -1,9 +1,9 @@
-"""Robust sums: every node has one voice in a step, and at each coordinate the extremes are left out.
+"""Robust sums: each node has one vote in a step, and at each coordinate the extreme votes are left out.
 
-What a node gave for a step is added up and divided by our own count of it: its mean. Of these, one for each
-node however much it computed, the largest and the smallest are left out and the rest is averaged, and that
-times the step's size stands for the sum. So many liars as are left out at one end can put the result nowhere
-outside of what honest nodes found.
+A node's vote is the mean of its gradients for the step, by the coordinator's own count of samples. At each
+coordinate the largest and the smallest votes are left out, and the mean of the others times the size of the
+step replaces the sum. As many liars as are left out at one end cannot move the result beyond the range of the
+honest votes. Knows nothing of nodes but their names.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from w5xde.learn.model.layout import Blueprint, Group, Vector
+from w5xde.learn.model.layout import Blueprint, DtypeGroup, Vector
 from w5xde.learn.step.finite import Gauge
 from w5xde.learn.step.sums import Contribution, Decided, Leased, PlannedStep, StepNotFinite, Total
 from w5xde.messages import TRAINED
 from w5xde.robust_rule import Robust
 from w5xde.tree import Span
 
-# So many coordinates of all nodes at a time: they stay in the caches, and memory for them is bounded.
+# Coordinates handled at a time, of all nodes: few enough for the caches, and a bound on memory.
 CHUNK_COUNT = 65536
-# Whole numbers are exact in doubles up to here; no counter moves further in a step.
+# The largest integer up to which doubles are exact; no counter moves further in a step.
 WHOLE_MAX = 2**53
 
-# Batches `start` up to `stop` of a step, the node that gave them, and its lease.
+# Batches `start` up to `stop` of a step, the node that computed them, and its lease.
 Share = tuple[int, int, str, int]
 
 
-class _Voice(NamedTuple):
-    """All that one node gave for a step."""
+class _Vote(NamedTuple):
+    """The sum of all contributions of one node to a step."""
 
     vector: Vector
     samples: int
@@ -44,7 +44,7 @@ class _Voice(NamedTuple):
 
 
 class RobustSums:
-    """Keeps what came for steps until they are complete. Used where the learner is."""
+    """Holds contributions until their step is complete. Belongs to the thread of the learner."""
 
     def __init__(self, blueprint: Blueprint, gauge: Gauge, rule: Robust) -> None:
         self._gauge = gauge
@@ -59,52 +59,51 @@ class RobustSums:
         """Nothing to do: the shares of a step say which updates it is made of."""
 
     def drop(self, step: int) -> None:
-        """Nobody will ask for what was kept of this step."""
+        """Forget the contributions to this step."""
         self._kept.pop(step, None)
 
     def totals(self, step: Decided) -> list[Total]:
-        """The robust mean, times the size of the step: it stands for the sum."""
+        """The robust mean, times the size of the step: it replaces the sum."""
         index, sizes = step.plan.index, step.plan.sizes
         kept = self._kept.pop(index)
         leases: dict[str, list[Share]] = {}
-        # In the order of batches: the same sharing gives the same bits, whoever answered first.
+        # In the order of batches: the same shares give the same bits, whatever the order of arrival.
         for share in sorted(step.shares):
             leases.setdefault(share[2], []).append(share)
-        voices = [_add_up(given, kept, sizes) for given in leases.values()]
-        vector = self._middle(voices)
+        votes = [_add_up(given, kept, sizes) for given in leases.values()]
+        vector = self._middle(votes)
         norm = self._gauge.norm(vector)
         if norm == math.inf:
             raise StepNotFinite(f"the gradient of step {index + 1} is not finite")
-        loss_sum = sum(voice.loss_sum for voice in voices)
-        return [Total(len(sizes), Contribution(vector, self._absent(voices), loss_sum, norm))]
+        loss_sum = sum(vote.loss_sum for vote in votes)
+        return [Total(len(sizes), Contribution(vector, self._absent(votes), loss_sum, norm))]
 
-    def _absent(self, voices: list[_Voice]) -> frozenset[int]:
-        """Entries for which no more nodes have a gradient than are left out at one end."""
-        out = self._rule.left_out(len(voices))
-        missing = Counter(i for voice in voices for i in voice.absent)
-        return frozenset(i for i, count in missing.items() if len(voices) - count <= out)
+    def _absent(self, votes: list[_Vote]) -> frozenset[int]:
+        """Entries with a gradient from no more nodes than are left out at one end."""
+        out = self._rule.left_out(len(votes))
+        missing = Counter(i for vote in votes for i in vote.absent)
+        return frozenset(i for i, count in missing.items() if len(votes) - count <= out)
 
-    def _middle(self, voices: list[_Voice]) -> Vector:
-        """Into the first one's vector: nobody needs that any more."""
-        if len(voices) == 1:
-            return voices[0].vector
-        out = self._rule.left_out(len(voices))
-        samples, batches = sum(voice.samples for voice in voices), sum(voice.batches for voice in voices)
+    def _middle(self, votes: list[_Vote]) -> Vector:
+        """The robust sum of all votes, written into the vector of the first."""
+        if len(votes) == 1:
+            return votes[0].vector
+        out = self._rule.left_out(len(votes))
+        samples, batches = sum(vote.samples for vote in votes), sum(vote.batches for vote in votes)
         for place, group in enumerate(self._groups):
-            # Gradients are weighted by samples, what happens to buffers is not: see Trainer and Learner.
+            # Gradients are weighted by samples, changes of buffers by batches: see Trainer and Learner.
             scales = [
-                samples / voice.samples if group.role == TRAINED else batches / voice.batches
-                for voice in voices
+                samples / vote.samples if group.role == TRAINED else batches / vote.batches for vote in votes
             ]
-            parts = [_real(voice.vector.parts[place]) for voice in voices]
+            parts = [_real(vote.vector.parts[place]) for vote in votes]
             for start in range(0, parts[0].numel(), CHUNK_COUNT):
                 rows = [part[start : start + CHUNK_COUNT] for part in parts]
                 rows[0].copy_(_trimmed(rows, scales, out, group))
-        return voices[0].vector
+        return votes[0].vector
 
 
-def _add_up(shares: list[Share], kept: dict[int, Contribution], sizes: Sequence[int]) -> _Voice:
-    """What one node gave, as one vector; by our own count of samples, whatever it says."""
+def _add_up(shares: list[Share], kept: dict[int, Contribution], sizes: Sequence[int]) -> _Vote:
+    """The contributions of one node as one vote, with our own count of samples."""
     first, *others = (kept[lease] for _, _, _, lease in shares)
     absent, loss_sum = first.absent, first.loss_sum
     for other in others:
@@ -113,15 +112,15 @@ def _add_up(shares: list[Share], kept: dict[int, Contribution], sizes: Sequence[
         loss_sum += other.loss_sum
     samples = sum(sum(sizes[start:stop]) for start, stop, _, _ in shares)
     batches = sum(stop - start for start, stop, _, _ in shares)
-    return _Voice(first.vector, samples, batches, absent, loss_sum)
+    return _Vote(first.vector, samples, batches, absent, loss_sum)
 
 
 def _real(part: Tensor) -> Tensor:
-    """Complex numbers have no order: each of their two parts has."""
+    """Complex numbers as pairs of real ones, which have an order."""
     return torch.view_as_real(part).view(-1) if part.is_complex() else part
 
 
-def _trimmed(rows: list[Tensor], scales: list[float], out: int, group: Group) -> Tensor:
+def _trimmed(rows: list[Tensor], scales: list[float], out: int, group: DtypeGroup) -> Tensor:
     """At each coordinate the mean of all but the `out` largest and smallest."""
     if group.dtype is torch.bool:
         # A flag is set if more nodes set it than are left out.
@@ -133,7 +132,7 @@ def _trimmed(rows: list[Tensor], scales: list[float], out: int, group: Group) ->
     )
     kept = sorted_rows[out : len(rows) - out]
     mean = kept[0]
-    # From the smallest to the largest: whose they are makes no difference to the bits.
+    # From the smallest to the largest, so that the bits do not depend on which node gave which value.
     for row in kept[1:]:
         mean.add_(row)
     mean.div_(len(kept))
@@ -144,7 +143,7 @@ def _trimmed(rows: list[Tensor], scales: list[float], out: int, group: Group) ->
 
 
 def _sorted(rows: list[Tensor]) -> list[Tensor]:
-    """The smallest of each coordinate in the first row, and so on. Ten times as fast as torch's sort."""
+    """Sort each coordinate over the rows, smallest first. Ten times as fast as torch.sort."""
     spare = torch.empty_like(rows[0])
     for low, high in _network(len(rows)):
         torch.minimum(rows[low], rows[high], out=spare)
@@ -155,7 +154,7 @@ def _sorted(rows: list[Tensor]) -> list[Tensor]:
 
 @lru_cache(maxsize=64)
 def _network(count: int) -> list[tuple[int, int]]:
-    """Batcher's odd-even mergesort: which pairs to put in order, one after another, to sort so many."""
+    """Batcher's odd-even mergesort: the pairs to put in order, one after another, to sort `count` rows."""
     pairs: list[tuple[int, int]] = []
     size = 1
     while size < count:

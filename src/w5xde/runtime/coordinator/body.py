@@ -38,9 +38,9 @@ from w5xde.runtime.durable.run_folder import RunFolder
 from w5xde.runtime.net.listener import Door
 from w5xde.runtime.system.actor import Actor
 from w5xde.runtime.system.memory import available_bytes
-from w5xde.runtime.telemetry.callback_runner import Audience
+from w5xde.runtime.telemetry.callback_runner import CallbackRunner
 from w5xde.runtime.telemetry.meters import Meters
-from w5xde.runtime.telemetry.sampler import Accountant
+from w5xde.runtime.telemetry.sampler import Sampler
 from w5xde.runtime.telemetry.status import RunStatus
 
 METRICS_SECONDS = 1.0
@@ -63,7 +63,7 @@ class Coordinator:
         self._prepared = prepared
         self._learner = prepared.learner
         self._recorder = recorder
-        self._audience = Audience(callbacks, lambda text: self._say("callback failed", text))
+        self._audience = CallbackRunner(callbacks, lambda text: self._say("callback failed", text))
         self._keeper = keeper
         self._restored = restored
         cut = restored.cut if restored is not None else None
@@ -153,7 +153,7 @@ class Coordinator:
         budget_bytes = available_bytes() * ARRIVING_PART
         self._pipeline = Pipeline(self._core, self._keeper, ports, self.meters, self, budget_bytes)
         self._writer = Actor("w5xde-keeper", self._broke, inline=False)
-        self._accountant = Accountant(self.meters, self._peers, self._writer, lambda: self._view.progress)
+        self._sampler = Sampler(self.meters, self._peers.traffic, self._writer, lambda: self._view.progress)
         self._ending = Ending(
             self._learner, self._keeper, self._recorder, self._writer, self._settings, self._storage_note
         )
@@ -174,7 +174,7 @@ class Coordinator:
         door.stop_accepting()
         self._ticker.cancel()
         self._seconds = self.seconds()
-        self._accountant.count(self._loop.time())
+        self._sampler.count(self._loop.time())
         await self._peers.close(self.reason or "stopped", seconds)
         door.close()
 
@@ -239,15 +239,15 @@ class Coordinator:
         now = self._loop.time()
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
         heard = self._peers.take_heard()
-        self.dispatch(ev.Ticked(self._accountant.machine, self._accountant.load(now), heard))
+        self.dispatch(ev.Ticked(self._sampler.machine, self._sampler.load(now), heard))
         self._peers.tick(now)
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
             self._peers.beat()
             self._peers.hurry(now)
         self._keeper.tick(now)
-        self._accountant.count(now)
-        self._accountant.weigh(now)
+        self._sampler.count(now)
+        self._sampler.weigh(now)
         if now >= self._next_row and self._view.has_started:
             self._next_row = now + METRICS_SECONDS
             self._recorder.metrics(self.status().row())
@@ -278,7 +278,7 @@ class Coordinator:
     # --- steps ------------------------------------------------------------------------------------
 
     def stepped(self, applied: list[Applied]) -> None:
-        self._audience.steps(applied, self.status)
+        self._audience.steps([(each.step.version, each.losses) for each in applied], self.status)
 
     def evaluate(self, effect: ev.Evaluate) -> None:
         self._evaluator.measure(self._actor)

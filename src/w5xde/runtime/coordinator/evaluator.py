@@ -1,4 +1,7 @@
-"""The evaluator: measures the model on a copy, while training goes on, and the trained model at the end."""
+"""The evaluator: runs the evaluation of the job, on a copy of the model while training goes on.
+
+Knows nothing of when to evaluate: callers decide that.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from w5xde.runtime.telemetry.meters import Meters
 
 
 class Evaluator:
-    """One evaluation at a time; one that is asked for while another runs is left out."""
+    """Runs one evaluation at a time, and ignores requests while one is running."""
 
     def __init__(
         self,
@@ -32,8 +35,8 @@ class Evaluator:
         self._is_forgotten = False
 
     def measure(self, learner: Actor) -> None:
-        """Evaluate the model as it is now; `learner` makes the calls of the thread that owns it."""
-        # One that takes longer than an epoch is not queued up: the next one sees a newer model.
+        """Evaluate the model of this moment; `learner` is the actor that owns the model."""
+        # Requests do not queue up: the next one will see a newer model anyway.
         if self._prepared.evaluate is not None and not self._is_busy:
             self._is_busy = True
             learner.call(

@@ -1,8 +1,8 @@
-"""The loader: reads batches ahead in the order of the plan, so that nodes do not wait.
+"""The loader: reads batches ahead in the order of the plan, so that nodes do not wait for them.
 
-Quick data sets are read on the loop when they are needed; others on a thread; with `--loader-workers`, or
-if reading draws random numbers, in processes of their own. A batch is kept until its step is applied, so
-that lending it again costs nothing and a stream need not be read twice.
+It reads quick data sets on the event loop, others on a thread, and with `--loader-workers`, or if reading
+draws random numbers, in worker processes. It keeps a batch until its step is applied, so that a retry costs
+nothing and a stream is never read twice. Knows nothing of leases and nodes.
 """
 
 from __future__ import annotations
@@ -16,25 +16,30 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from w5xde.config import Settings
-from w5xde.errors import JobError
 from w5xde.learn.data.packed_epochs import PackedEpochs
 from w5xde.learn.data.payload import Packed, Packer
 from w5xde.learn.data.sources import Key, MapSource, Source, Start, WorkerBatches, all_batches
 from w5xde.runtime.system.actor import Actor
 
-# Reading a batch on the loop delays everybody else by as much.
+# Reading a batch on the event loop delays everything else by as much.
 INLINE_READ_SECONDS = 0.002
-# How many batches beyond those asked for are read ahead, at least.
+# At least this many batches are read before they are asked for: enough for one step of most runs.
 AHEAD_BATCHES = 16
 
 
 def _ignore_interrupts(worker: int) -> None:
-    """Ctrl-C reaches the whole group; what it means is for the coordinator to say."""
+    """Ctrl-C reaches the whole process group; only the coordinator acts on it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _end_of_epoch() -> tuple[int, Any]:
     return 0, None
+
+
+def _pack(samples: int, batch: Any) -> Packed:
+    packer = Packer()
+    item = packer.pack(batch)
+    return Packed(samples, item, packer.pieces, packer.body_bytes)
 
 
 class Loader:
@@ -45,29 +50,42 @@ class Loader:
         self._source = source
         self._batch_size = settings.batch_size
         self._epochs = settings.epoch_limit
-        self._local = settings.data == "local"
-        # Only a process of its own may draw from the global generators while others compute here.
-        self._workers = 0 if self._local else max(settings.loader_workers, int(source.draws))
+        is_local = settings.data == "local"
+        # Reading may draw from the global generators only where nothing else computes: in another process.
+        self._workers = 0 if is_local else max(settings.loader_workers, int(source.draws))
         if self.is_stream:
             self._workers = min(self._workers, 1)
         self._ahead = max(AHEAD_BATCHES, settings.step_batches + 1)
         self._ready: dict[Key, Packed] = {}
         self._waiting: dict[Key, list[Callable[[Packed], None]]] = {}
         self._claimed: set[Key] = set()
-        # What comes next: first what is left of an earlier life, then everything from here on.
+        # The batches to read next: first those left over by an earlier life of the run, then all from here
+        # on.
         self._also: deque[Key] = deque(sorted(start.also))
         self._next: Key = (start.epoch, start.batch)
         self._unclaimed = 0
         self._batches = self._read_all(start)
-        is_read_elsewhere = self._workers or self._local
-        self._packed = None if is_read_elsewhere else PackedEpochs.of(source, self._batch_size)
+        # Gives any batch without reading: from memory, or as indices for nodes with their own data.
+        self._direct = self._make_direct(is_local=is_local)
         self._actor: Actor | None = None
         self._discovered: Callable[[int, int], None] = lambda epoch, samples: None
+
+    def _make_direct(self, *, is_local: bool) -> Callable[[int, int], Packed] | None:
+        source = self._source
+        if is_local and isinstance(source, MapSource):
+
+            def indices(epoch: int, batch: int) -> Packed:
+                chosen = source.indices(epoch, batch)
+                return _pack(len(chosen), chosen)
+
+            return indices
+        packed = None if self._workers else PackedEpochs.of(source, self._batch_size)
+        return packed.batch if packed is not None else None
 
     def _read_all(self, start: Start) -> Iterator[Callable[[], tuple[int, Any]]]:
         if not self._workers:
             return all_batches(self._source, self._batch_size, self._epochs, start)
-        # Made (and its processes forked) now, before there are threads that a fork would lose.
+        # Fork the workers now, before there are threads, which a fork would lose.
         loader = DataLoader(
             WorkerBatches(self._source, self._batch_size, self._epochs, start),
             batch_size=None,
@@ -85,12 +103,11 @@ class Loader:
         discovered: Callable[[int, int], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Begin to read. `discovered(epoch, samples)` tells the batches of a stream, 0 samples its end."""
-        inline = self._local or (not self._workers and read_seconds < INLINE_READ_SECONDS)
+        """Begin to read. `discovered(epoch, samples)` reports each batch of a stream; 0 samples: its end."""
+        inline = self._direct is not None or (not self._workers and read_seconds < INLINE_READ_SECONDS)
         self._actor = Actor("w5xde-loader", failed, inline=inline)
         self._discovered = discovered
-        if self._packed is None and (self.is_stream or not inline):
-            self._read_ahead()
+        self._read_ahead()
 
     def stop(self) -> None:
         if self._actor is not None:
@@ -98,9 +115,9 @@ class Loader:
         self._batches = iter(())
 
     def at_once(self, keys: list[Key]) -> dict[Key, Packed] | None:
-        """These batches, if they need not be read any more."""
-        packed = self._packed
-        return {key: packed.batch(*key) for key in keys} if packed is not None else None
+        """These batches, if no batch of this data set needs to be read; else None."""
+        direct = self._direct
+        return {key: direct(*key) for key in keys} if direct is not None else None
 
     def get(self, key: Key, done: Callable[[Packed], None]) -> None:
         """Call `done` with the batch, now or as soon as it has been read."""
@@ -109,9 +126,6 @@ class Loader:
             self._unclaimed -= 1
         packed = self._ready.get(key)
         if packed is not None:
-            done(packed)
-        elif self._local:
-            packed = self._ready[key] = self._pack(self._batch_of(key), self._indices(key))
             done(packed)
         else:
             self._waiting.setdefault(key, []).append(done)
@@ -122,15 +136,15 @@ class Loader:
         self._read_ahead()
 
     def release(self, keys: list[Key]) -> None:
-        """These batches are applied and will not be asked for again."""
-        if self._packed is not None:
+        """Forget batches that are applied."""
+        if self._direct is not None:
             return
         for key in keys:
             self._ready.pop(key, None)
             self._claimed.discard(key)
 
     def _read_ahead(self) -> None:
-        if self._actor is None or self._local or (self._actor.inline and not self.is_stream):
+        if self._actor is None or (self._actor.inline and not self.is_stream):
             return
         while self._unclaimed < self._ahead and not self._is_over:
             self._read_one()
@@ -161,26 +175,11 @@ class Loader:
 
     def _read(self) -> Packed | None:
         samples, batch = next(self._batches, _end_of_epoch)()
-        return self._pack(samples, batch) if samples else None
-
-    @staticmethod
-    def _pack(samples: int, batch: Any) -> Packed:
-        packer = Packer()
-        item = packer.pack(batch)
-        return Packed(samples, item, packer.pieces, packer.body_bytes)
-
-    def _indices(self, key: Key) -> Any:
-        if not isinstance(self._source, MapSource):
-            raise JobError("an iterable data set has no indices")
-        return self._source.indices(*key)
-
-    def _batch_of(self, key: Key) -> int:
-        start = key[1] * self._batch_size
-        return min(self._batch_size, (self._source.samples or 0) - start)
+        return _pack(samples, batch) if samples else None
 
     def _stream_arrived(self, packed: Packed | None) -> None:
         if self._is_over:
-            return  # read ahead beyond the last epoch
+            return  # a batch beyond the last epoch, which was read ahead
         if packed is not None and self._also:
             self._arrived(self._also.popleft(), packed)
             return

@@ -8,7 +8,7 @@ import torch
 
 from w5xde.compression import AUTO, AUTO_LOSSY, NONE
 from w5xde.learn.codecs.pipeline import Pipeline, parse
-from w5xde.learn.codecs.sender import CodecSender, goes_as_it_is
+from w5xde.learn.codecs.sender import CodecSender, is_never_encoded
 from w5xde.learn.step.learner import Learner
 from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.coordinator.ports import Snapshot
@@ -22,7 +22,7 @@ class ParameterEncoder:
         self._setting = setting
         self._clock = clock
         self._blueprint = learner.flat.blueprint
-        self._is_plain = goes_as_it_is(setting, self._blueprint.moving_bytes)
+        self._is_plain = is_never_encoded(setting, self._blueprint.moving_bytes)
         # What a node gets first, before anything is known of its link.
         self._whole = parse(NONE if setting in (AUTO, AUTO_LOSSY) else setting)
         self._made: dict[tuple[bool, str], Snapshot] = {}

@@ -88,9 +88,6 @@ class Peer:
     sender: CodecSender | None = None
     choice: CodecChoice = field(default_factory=CodecChoice)
     patience: Patience = field(default_factory=Patience)
-    # How much of its traffic the meters have counted.
-    told_sent: int = 0
-    told_received: int = 0
 
     def expected_link(self, update: Update) -> float:
         """Bytes a second to expect from it; 0 if unknown."""

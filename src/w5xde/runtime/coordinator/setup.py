@@ -15,7 +15,7 @@ from w5xde.control.steps.cut import Cut
 from w5xde.control.steps.plan import Plan
 from w5xde.errors import StorageError, UsageError, W5xdeError
 from w5xde.learn.codecs.receiver import CodecReceiver
-from w5xde.learn.codecs.sender import goes_as_it_is
+from w5xde.learn.codecs.sender import is_never_encoded
 from w5xde.learn.data.sources import Start
 from w5xde.learn.job.coordinator_setup import Prepared
 from w5xde.learn.job.job import describe
@@ -87,7 +87,7 @@ def _may_stretch(learner: Learner, settings: Settings) -> bool:
 
     They are undone in one go too, so a copy of the state must be cheap, and nobody may count each of them.
     """
-    is_small = learner.can_roll_back and goes_as_it_is(settings.directions.up, learner.vector_bytes)
+    is_small = learner.can_roll_back and is_never_encoded(settings.directions.up, learner.vector_bytes)
     is_counted = learner.scheduler is not None or settings.durability == "step"
     return settings.step_batches == 1 and is_small and not is_counted
 

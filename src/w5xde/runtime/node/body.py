@@ -42,7 +42,7 @@ from w5xde.runtime.net.sockets import configure
 from w5xde.runtime.node.executor import WorkExecutor
 from w5xde.runtime.node.limits import DISCARDED, WELCOME_LIMITS
 from w5xde.runtime.system.machine import host_name
-from w5xde.runtime.telemetry.callback_runner import Audience
+from w5xde.runtime.telemetry.callback_runner import CallbackRunner
 from w5xde.runtime.telemetry.status import NodeReport
 
 # More than this machine holds: the coordinator would send the same again.
@@ -70,8 +70,8 @@ class Node:
         self._settings = settings
         self._device = choose_device(settings.device)
         self._note = note
-        self._audience = Audience(callbacks, lambda text: note("callback failed", text))
-        # Asked for in every greeting: if it was taken, it may be free the next time.
+        self._audience = CallbackRunner(callbacks, lambda text: note("callback failed", text))
+        # Asked for at every greeting: the name that was given instead may be free the next time.
         self._wanted_name = settings.node_name or host_name()
         self.report = NodeReport(name=self._wanted_name)
         self._core = nd.NodeCore(random.Random(), settings.wait)

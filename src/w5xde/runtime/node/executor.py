@@ -19,7 +19,7 @@ from w5xde.runtime.node.limits import Discard, NodeLimits
 from w5xde.runtime.node.worker import Computed, NodeWorker
 from w5xde.runtime.system.actor import Actor
 from w5xde.runtime.system.memory import available_bytes
-from w5xde.runtime.telemetry.callback_runner import Audience
+from w5xde.runtime.telemetry.callback_runner import CallbackRunner
 from w5xde.runtime.telemetry.status import NodeReport
 
 # Work that takes longer than this is computed on the thread, so that the loop keeps beating; only work that
@@ -34,7 +34,7 @@ class WorkExecutor:
     def __init__(
         self,
         report: NodeReport,
-        audience: Audience,
+        audience: CallbackRunner,
         failed: Callable[[BaseException], None],
         finished: Callable[[], None],
         is_cancelled: Callable[[int], bool],

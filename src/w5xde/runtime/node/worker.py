@@ -17,7 +17,7 @@ from w5xde.compression import NONE
 from w5xde.control.codec_choice import CodecChoice
 from w5xde.errors import RemoteProtocolError, W5xdeError
 from w5xde.learn.codecs.pipeline import parse
-from w5xde.learn.codecs.sender import CodecSender, goes_as_it_is
+from w5xde.learn.codecs.sender import CodecSender, is_never_encoded
 from w5xde.learn.data.payload import Unpacker
 from w5xde.learn.job.job import BatchFailed
 from w5xde.learn.job.node_setup import NodeParts
@@ -57,7 +57,7 @@ class NodeWorker:
         self._choice = CodecChoice()
         setting = parts.welcome.rules.compress
         self._sender: CodecSender | None = None
-        if not goes_as_it_is(setting, self._blueprint.moving_bytes):
+        if not is_never_encoded(setting, self._blueprint.moving_bytes):
             self._sender = CodecSender(setting, "up", self._blueprint.moving_groups, self._choice, clock)
         # The model's own memory, while parameters are being received into it.
         self._placed: Body | None = None

@@ -1,4 +1,7 @@
-"""Counting: what happened in a run, in total, per node, and lately."""
+"""Meters: what happened in a run, in total, for each node, and in the last seconds.
+
+Only count what callers report. Know no sockets, tensors or clock: callers pass `now`.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,21 @@ from w5xde.config import Settings
 from w5xde.control.events import Step
 from w5xde.control.steps.cut import Aside, Progress
 from w5xde.runtime.durable.resume import KeptMeters, KeptNode, Restored
-from w5xde.runtime.telemetry.status import NodeRow, RunStatus
+from w5xde.runtime.telemetry.status import NodeStatus, RunStatus
 
-# Rates are over this long, so that they follow a change but do not jitter.
+# Rates are means over this long: short enough to follow a change, long enough not to jitter.
 RECENT_SECONDS = 3.0
-# Loss shown is a mean over about this many steps.
+# The loss shown is a moving mean over about this many steps.
 LOSS_STEPS = 20
 
 
 def sane_seconds(seconds: float) -> float:
-    """A duration a node claims: never negative, and a number."""
+    """A duration that a node reports, or 0 if it is negative, absurdly long or NaN."""
     return seconds if 0.0 <= seconds < 1e9 else 0.0
 
 
 class Rate:
-    """How much a growing count grew a second, lately."""
+    """How fast a count has grown in the last seconds."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[float, float]] = deque()
@@ -55,12 +58,12 @@ class NodeMeter:
     batches: int = 0
     samples: int = 0
     seconds_busy: float = 0.0
-    # Of these, on a core: what it computed, without what others on its machine kept it from.
+    # The part of these that it was on a core, so not waiting for other processes of its machine.
     seconds_on_core: float = 0.0
     seconds_waiting: float = 0.0
     seconds_network: float = 0.0
     seconds_codec: float = 0.0
-    # What went over its connections to it and from it; and its vectors, before and after encoding.
+    # All traffic of its connections; and its gradients and parameters, before and after encoding.
     bytes_sent: int = 0
     bytes_received: int = 0
     vector_bytes: int = 0
@@ -71,13 +74,13 @@ class NodeMeter:
     network_rate: Rate = field(default_factory=Rate)
 
     def moved_vectors(self, raw_bytes: int, encoded_bytes: int) -> None:
-        """Gradients came, or parameters went."""
+        """Count gradients received or parameters sent."""
         self.vector_bytes += raw_bytes
         self.vector_bytes_encoded += encoded_bytes
 
-    def row(self, batches_total: int) -> NodeRow:
+    def row(self, batches_total: int) -> NodeStatus:
         spent = (self.seconds_busy + self.seconds_waiting) or 1.0
-        return NodeRow(
+        return NodeStatus(
             name=self.name,
             device=self.device,
             state=self.state,
@@ -91,21 +94,9 @@ class NodeMeter:
         )
 
     def summary(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "device": self.device,
-            "batches": self.batches,
-            "samples": self.samples,
-            "seconds_busy": round(self.seconds_busy, 6),
-            "seconds_on_core": round(self.seconds_on_core, 6),
-            "seconds_waiting": round(self.seconds_waiting, 6),
-            "seconds_network": round(self.seconds_network, 6),
-            "seconds_codec": round(self.seconds_codec, 6),
-            "bytes_sent": self.bytes_sent,
-            "bytes_received": self.bytes_received,
-            "vector_bytes": self.vector_bytes,
-            "vector_bytes_encoded": self.vector_bytes_encoded,
-        }
+        """What a checkpoint keeps of the node, and --json prints."""
+        kept = {key: getattr(self, key) for key in KeptNode.__struct_fields__}
+        return {key: round(value, 6) if isinstance(value, float) else value for key, value in kept.items()}
 
 
 class Meters:
@@ -115,19 +106,19 @@ class Meters:
         self.nodes: dict[str, NodeMeter] = {}
         self.bytes_sent = 0
         self.bytes_received = 0
-        # In earlier lives of the coordinator.
+        # Sent and received in earlier lives of the run.
         self._bytes_before = (0, 0)
         self.loss_first: float | None = None
         self.loss_last: float | None = None
         self.loss_mean: float | None = None
-        # Over all steps, and how many those were.
+        # Over all steps, and the number of steps.
         self._loss_sum = 0.0
         self._losses = 0
-        # Versions between what an update was computed on and what it was applied to.
+        # Staleness: versions between the one an update was computed on and the one it was applied to.
         self._staleness_sum = 0
         self._folds = 0
         self.staleness_max = 0
-        # Of the coordinator and the nodes it started, as last measured.
+        # Of the coordinator and the nodes that it started, at the last measurement.
         self.memory_pss_bytes = 0
         self.evaluation: dict[str, float] = {}
         self.samples_rate = Rate()
@@ -136,13 +127,11 @@ class Meters:
         self.received_rate = Rate()
 
     def node(self, name: str) -> NodeMeter:
-        meter = self.nodes.get(name)
-        if meter is None:
-            meter = self.nodes[name] = NodeMeter(name)
-        return meter
+        """The meter of a node, new if the node is."""
+        return self.nodes.get(name) or self.nodes.setdefault(name, NodeMeter(name))
 
     def folded(self, staleness: int, count: int) -> None:
-        """So many updates were admitted, for one step after another from the first on."""
+        """Count admitted updates: the first this stale, each of the others one version staler."""
         last = staleness + count - 1
         self._staleness_sum += count * (staleness + last) // 2
         self._folds += count
@@ -158,7 +147,7 @@ class Meters:
 
     @property
     def compression_ratio(self) -> float | None:
-        """How many times smaller vectors became by encoding."""
+        """How many times smaller encoding made the vectors; None if none was sent."""
         encoded = sum(node.vector_bytes_encoded for node in self.nodes.values())
         return sum(node.vector_bytes for node in self.nodes.values()) / encoded if encoded else None
 
@@ -170,7 +159,7 @@ class Meters:
             meter.samples += times * sum(step.plan.sizes[start:stop])
 
     def kept(self) -> dict[str, Any]:
-        """What a checkpoint keeps of all this."""
+        """What a checkpoint keeps of the meters."""
         meters = KeptMeters(
             loss_first=self.loss_first,
             loss_last=self.loss_last,
@@ -185,11 +174,11 @@ class Meters:
         return {"meters": msgspec.to_builtins(meters)}
 
     def resume(self, restored: Restored) -> None:
-        """Go on counting from where a run is restored."""
+        """Continue the counts of a restored run."""
         kept = restored.meters
         self.loss_first, self.loss_last, self.loss_mean = kept.loss_first, kept.loss_last, kept.loss_mean
         self._loss_sum, self._losses = kept.loss_sum, kept.losses
-        # A score that is not a number is kept as nothing.
+        # JSON has no NaN: a score that was NaN comes back as None.
         self.evaluation = {
             key: math.nan if value is None else value for key, value in kept.evaluation.items()
         }
@@ -203,6 +192,7 @@ class Meters:
             meter.state = "gone"
 
     def stepped(self, loss: float) -> None:
+        """Count an applied step with its mean loss."""
         if self.loss_first is None:
             self.loss_first = loss
         self.loss_last = loss
@@ -212,7 +202,7 @@ class Meters:
         self.loss_mean = before + (loss - before) / LOSS_STEPS
 
     def sample(self, now: float, progress: Progress, bytes_sent: int, bytes_received: int) -> None:
-        """Note where the counts stand, for rates."""
+        """Note all counts at this time, for the rates."""
         before_sent, before_received = self._bytes_before
         self.bytes_sent, self.bytes_received = before_sent + bytes_sent, before_received + bytes_received
         self.samples_rate.add(now, progress.samples)
@@ -235,7 +225,7 @@ class Meters:
         seconds: float,
         batches_relent: int,
     ) -> RunStatus:
-        """Everything a view shows, at this moment."""
+        """The status of the run at this moment."""
         total = sum(node.batches for node in self.nodes.values()) or 1
         return RunStatus(
             run=run,
@@ -311,14 +301,11 @@ class Meters:
         }
 
     def _spread(self) -> dict[str, dict[str, float]]:
-        """The least and the most that any node did or took."""
+        """The minimum and maximum of some counts over all nodes that computed a batch."""
         rows = [node.summary() for node in self.nodes.values() if node.batches]
         keys = ("batches", "seconds_busy", "seconds_waiting", "seconds_network", "seconds_codec")
-        return (
-            {
-                key: {"min": min(row[key] for row in rows), "max": max(row[key] for row in rows)}
-                for key in keys
-            }
-            if rows
-            else {}
-        )
+        if not rows:
+            return {}
+        return {
+            key: {"min": min(row[key] for row in rows), "max": max(row[key] for row in rows)} for key in keys
+        }

@@ -1,4 +1,7 @@
-"""The accountant: at every tick notes the traffic of each node, and now and then everybody's memory."""
+"""The sampler: reads the traffic of each node at every tick, and the memory of all processes now and then.
+
+Writes what it reads into the meters. Knows no clock: callers pass `now`.
+"""
 
 from __future__ import annotations
 
@@ -7,49 +10,49 @@ import time
 from collections.abc import Callable
 
 from w5xde.control.steps.cut import Progress
-from w5xde.runtime.coordinator.peers import Peers
 from w5xde.runtime.system.actor import Actor
 from w5xde.runtime.system.machine import machine_name
 from w5xde.runtime.system.memory import pss_bytes
 from w5xde.runtime.telemetry.meters import Meters
+from w5xde.runtime.telemetry.traffic import Traffic
 
-# Asking how much memory a process has makes the kernel walk through all of it: milliseconds each.
+# To measure the memory of a process, the kernel walks through all of its pages: milliseconds each.
 MEMORY_SECONDS = 10.0
+# The first measurement comes soon, so that short runs report their memory too.
 FIRST_MEMORY_SECONDS = 1.0
 
 
-class Accountant:
-    """Keeps the meters of one run up to date. `writer` is a thread that may wait."""
+class Sampler:
+    """Keeps the meters of one run up to date. `writer` is a thread that may block."""
 
     def __init__(
-        self, meters: Meters, reception: Peers, writer: Actor, progress: Callable[[], Progress]
+        self, meters: Meters, traffic: Traffic, writer: Actor, progress: Callable[[], Progress]
     ) -> None:
         self._meters = meters
-        self._reception = reception
+        self._traffic = traffic
         self._writer = writer
         self._progress = progress
         self._memory_at: float | None = None
         self.machine = machine_name()
-        # When the load was asked for last, and how long we had been on a core by then.
+        # The last call of `load`: its time, and our CPU time until then.
         self._loaded_at = (0.0, 0.0)
 
     def load(self, now: float) -> float:
-        """The share of a core that we have needed since this was asked last."""
+        """The share of one core that this process used since the last call."""
         (then, before), spent = self._loaded_at, time.process_time()
         self._loaded_at = (now, spent)
         return (spent - before) / (now - then) if now > then else 0.0
 
     def count(self, now: float) -> None:
-        """Note where everything stands."""
-        traffic = self._reception.traffic
-        for name, sent, received in traffic.news():
+        """Add the newest traffic to the meters, and let them sample all counts."""
+        for name, sent, received in self._traffic.news():
             meter = self._meters.node(name)
             meter.bytes_sent += sent
             meter.bytes_received += received
-        self._meters.sample(now, self._progress(), traffic.sent, traffic.received)
+        self._meters.sample(now, self._progress(), self._traffic.sent, self._traffic.received)
 
     def weigh(self, now: float) -> None:
-        """Look how much memory we and our local nodes take, if it is time."""
+        """Measure the memory of the coordinator and its local nodes, if that is due."""
         if self._memory_at is None:
             self._memory_at = now + FIRST_MEMORY_SECONDS
         if now < self._memory_at:

@@ -1,4 +1,7 @@
-"""How a run and a node are doing, as plain data: what views draw and callbacks are given."""
+"""The state of a run and of a node as plain data, which views draw and callbacks receive.
+
+Knows nothing of how its figures are counted: `meters` does that.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class NodeRow:
-    """One node, as it is shown."""
+class NodeStatus:
+    """One node at one moment."""
 
     name: str
     device: str
@@ -20,13 +23,13 @@ class NodeRow:
     loss: float | None
     waiting: float
     network_per_second: float = 0.0
-    # Of nodes that this coordinator started itself.
+    # None: another machine's node, or one that this coordinator did not start.
     pid: int | None = None
 
 
 @dataclass(slots=True)
 class RunStatus:
-    """A picture of the run at one moment."""
+    """The run at one moment."""
 
     run: str
     mode: str
@@ -53,21 +56,21 @@ class RunStatus:
     loss_average: float | None = None
     staleness_mean: float = 0.0
     staleness_max: int = 0
-    # How many times smaller gradients and parameters became by encoding; None: nothing has travelled.
+    # How many times smaller gradients and parameters became by encoding; None: none was sent.
     compression_ratio: float | None = None
     # Of the coordinator and the nodes it started.
     memory_pss_bytes: int = 0
-    # What stands for the sum of a step, and in how many steps too few nodes took part for that.
+    # The robust mean that replaces the sum of a step, and the number of steps with too few nodes for it.
     robust: str = "off"
     degraded_steps: int = 0
     # With --verify: batches of answers computed again here, and of chosen ones for which that failed.
     verified_batches: int = 0
     unverified_batches: int = 0
-    nodes: list[NodeRow] = field(default_factory=list)
+    nodes: list[NodeStatus] = field(default_factory=list)
 
     @property
     def done(self) -> float | None:
-        """How much of the run is done, from 0 to 1, by whichever limit comes first."""
+        """The part of the run that is done, from 0 to 1, by the limit that comes first; None: no limit."""
         parts = []
         if self.steps_total:
             parts.append(self.step / self.steps_total)
@@ -77,6 +80,7 @@ class RunStatus:
 
     @property
     def seconds_left(self) -> float | None:
+        """Estimated seconds to the limit that comes first; None while there is no estimate."""
         left = []
         if self.steps_total and self.step and self.seconds > 0:
             left.append((self.steps_total - self.step) * self.seconds / self.step)
@@ -110,7 +114,7 @@ class RunStatus:
 
 @dataclass(slots=True)
 class NodeReport:
-    """What a node did, for its user."""
+    """What this node did, for the person who started it."""
 
     name: str
     run: str = ""
