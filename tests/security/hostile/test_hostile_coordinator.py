@@ -17,7 +17,7 @@ import w5xde
 import w5xde.runtime.node.body
 from tests.protocol.streams import around, feed
 from tests.security.measure import KIB, MIB, peak_bytes, refusal_of
-from tests.system.harness import answering, clear_ticket
+from tests.sockets import answering, clear_ticket
 from tests.system.jobs import job
 from w5xde.config import Settings
 from w5xde.errors import JoinError, RemoteProtocolError, W5xdeError

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import coordinator
 from tests.runtime.net.test_connection import Ears
-from tests.security.pool import attacked
-from tests.system.harness import free_port
+from tests.sockets import free_port
 from w5xde.config import Settings
 from w5xde.control.pool.connection_limits import Doorman
 from w5xde.doctor import remote_checks as there
@@ -90,7 +90,7 @@ def test_the_doctor_looks_over_tls_and_uses_up_nothing(
 ) -> None:
     # Three looks in a row, and there is a limit to handshakes from one address.
     monkeypatch.setattr(there, "DIALS", 1)
-    with attacked(tmp_path) as run:
+    with coordinator(tmp_path) as run:
         found = {each.check: each for each in there.check_route(there.target_of(run.ticket.to_text()))}
         assert found["coordinator"].what.startswith("run mine, sync")
         assert found["tls"].measured == {"tls": "TLSv1.3"}

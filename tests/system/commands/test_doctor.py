@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.harness import JOBS, answering, command, environment, free_port, full_backlog, ticket_of
+from tests.processes import JOBS, command, run_python, ticket_of
+from tests.sockets import answering, free_port, full_backlog
 from w5xde.cli.main import main
 from w5xde.config import Settings
 from w5xde.doctor import local_checks as here
@@ -48,15 +49,7 @@ def route(*addresses: str) -> dict[str, list[Finding]]:
 
 
 def test_a_healthy_machine_is_told_so_line_by_line_and_in_json(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "w5xde", "doctor", "--port", str(free_port()), "--json"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment(),
-        check=False,
-        timeout=60,
-    )
+    done = run_python("-m", "w5xde", "doctor", "--port", str(free_port()), "--json", cwd=tmp_path)
     report = json.loads(done.stdout)
     assert done.returncode == 0, report
     assert report["healthy"]
@@ -94,8 +87,8 @@ def test_a_coordinator_is_looked_at_and_not_disturbed(tmp_path: Path) -> None:
         assert found["link"][0].measured["round_trip_seconds"] > 0
         assert "w5xde doctor was only looking" in coordinator.wait_for("doctor did not join")
         with command("join", ticket, f"{JOBS}:job") as node:
-            assert node.finish() == 0, node.text
-        assert coordinator.finish() == 0, coordinator.text
+            assert node.wait() == 0, node.text
+        assert coordinator.wait() == 0, coordinator.text
 
 
 def test_a_machine_on_which_something_fails_has_exit_code_1_and_no_traceback(

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import w5xde
+from tests.processes import events
 from tests.system import jobs
-from tests.system.harness import events
 from tests.system.liars import ALTERNATING, LIES, NOT_FINITE, Lies
 
 NODES, LIARS = 6, 2

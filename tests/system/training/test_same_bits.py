@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 import w5xde
-from tests.system.harness import JOBS, AtStep, ended, events, forked, pid_of, run_json, when_there
+from tests.processes import JOBS, AtStep, events, node, pid_of, run_json
 from w5xde.runtime.telemetry.status import RunStatus
 
 EPOCHS = 12  # of 7 batches in 2 steps: 24 steps
@@ -46,10 +46,10 @@ def test_killed_and_joining_nodes_leave_no_trace_in_the_weights(undisturbed: str
     # A killed local node is started anew, so each death is also a late joining; one more comes from outside.
     actions = {3: kill("local-1"), 8: kill("local-2"), 12: kill("local-1"), 16: kill("local-3")}
     ticket, job = tmp_path / "ticket", f"{JOBS}:slow"
-    with forked(lambda: w5xde.join(f"@{when_there(ticket)}", job, node_name="guest")) as guest:
+    with node(ticket, node_name="guest") as guest:
         settings = SETTINGS | {"ticket_file": str(ticket), "runs": str(tmp_path)}
         result = w5xde.train(job, nodes=3, callbacks=[AtStep(actions)], **settings)
-        assert ended(guest) == 0
+        assert guest.wait() == 0
     assert result.summary["weights_sha256"] == undisturbed
     assert len(set(killed)) == 4
     left = [event for event in events(result.folder) if event["kind"] == "left"]

@@ -6,7 +6,6 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import w5xde
-from tests.system.harness import JOBS, ROOT, AtStep, ended, forked, pid_of, run_json, when_there
+from tests.processes import JOBS, ROOT, AtStep, node, pid_of, run_json
 from tests.system.jobs import data
 from w5xde.runtime.telemetry.status import RunStatus
 
@@ -130,16 +129,9 @@ def test_one_node_ten_times_slower_costs_at_most_fifteen_percent(tmp_path: Path)
     watch, fast, slow, step_batches = Watch(), 0.03, 0.3, 32
     ticket = tmp_path / "ticket"
 
-    def join(name: str, seconds: float) -> Callable[[], object]:
-        def work() -> object:
-            os.environ["TEST_BATCH_SECONDS"] = str(seconds)
-            return w5xde.join(f"@{when_there(ticket)}", f"{JOBS}:slow", node_name=name)
-
-        return work
-
     with ExitStack() as stack:
         nodes = [
-            stack.enter_context(forked(join(name, seconds)))
+            stack.enter_context(node(ticket, node_name=name, seconds=seconds))
             for name, seconds in [("a", fast), ("b", fast), ("c", fast), ("snail", slow)]
         ]
         result = w5xde.serve(
@@ -152,7 +144,7 @@ def test_one_node_ten_times_slower_costs_at_most_fifteen_percent(tmp_path: Path)
             runs=str(tmp_path),
             callbacks=[watch],
         )
-        assert [ended(node) for node in nodes] == [0] * 4
+        assert [each.wait() for each in nodes] == [0] * 4
     assert "end after 16 steps" in watch.told
     # What a batch really took each node, computing included; while all four were there and known.
     took = {n["name"]: n["seconds_busy"] / max(1, n["batches"]) for n in result.summary["nodes"]}

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import w5xde
-from tests.system.harness import JOBS, answering, clear_ticket, full_backlog
+from tests.processes import JOBS
+from tests.sockets import answering, clear_ticket, full_backlog
 from tests.system.jobs import job
 from w5xde.cli import main as cli
 from w5xde.config import Settings
