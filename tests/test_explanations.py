@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 import w5xde
-from w5xde.bench.command import build_parser
-from w5xde.cli.main import _build_parser, main
+from w5xde.bench.command import build_parser as build_bench_parser
+from w5xde.cli.main import build_parser, main
 from w5xde.errors import JoinError, UsageError, W5xdeError
 from w5xde.explanations import EXPLANATIONS, code_of, document
 
 PACKAGE = Path(w5xde.__file__).parent
 TESTS = Path(__file__).parent
 # In these errors are looked up, or made to be shown.
-MADE_BY_HAND = {"test_explanations.py", "test_words.py"}
+MADE_BY_HAND = {"test_explanations.py", "test_sanitize.py"}
 CODE = re.compile(r"W5-\d{3}")
 
 
@@ -82,9 +82,9 @@ def test_the_commands_in_an_example_can_be_typed(code: str) -> None:
         if "--help" in words or "--version" in words:
             continue
         if words[1:2] == ["bench"]:
-            build_parser().parse_args(words[2:])
+            build_bench_parser().parse_args(words[2:])
         elif words:
-            _build_parser().parse_args(words[1:])
+            build_parser().parse_args(words[1:])
 
 
 @pytest.mark.parametrize("written", ["W5-103", "w5-103", "103", "W5103", " error[W5-103]: "])

@@ -61,10 +61,11 @@ def test_what_will_be_verified_is_seen_alone() -> None:
 def test_nothing_is_added_while_somebody_elses_for_the_same_is_verified() -> None:
     """It may prove right at any moment, and would be added to what is half added."""
     pool = Pool(2, verify=0.5)
-    pool.core._verification._chosen.clear()
+    chosen = pool.core._verification._chosen
+    chosen.clear()
     pool.answer("n0")
     held = pool.leases["n1"]
-    pool.core._verification._chosen.add(held.id)
+    chosen.add(held.id)
     pool.answer("n1")
     copy = replace(held, id=999, node="n0")
     pool.core.leases.grant(copy)

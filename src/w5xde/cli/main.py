@@ -138,7 +138,7 @@ class Parser(argparse.ArgumentParser):
                     yield from parser._actions
 
 
-def _build_parser() -> Parser:
+def build_parser() -> Parser:
     plain = argparse.RawDescriptionHelpFormatter
     parser = Parser(
         prog="w5xde", description=_ABOUT, epilog=_OVERVIEW, formatter_class=plain, allow_abbrev=False
@@ -260,7 +260,7 @@ def _run(arguments: list[str]) -> int:
         return run_bench(arguments[1:])
     if not arguments:
         arguments = ["--help"]
-    given = vars(_build_parser().parse_args(arguments))
+    given = vars(build_parser().parse_args(arguments))
     command = given.pop("command")
     if command == "ticket":
         given = take_asked(given)

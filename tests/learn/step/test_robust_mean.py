@@ -15,7 +15,7 @@ from tests.learn.jobs import make, settings
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.model.layout import Vector
 from w5xde.learn.step.learner import Contribution, Learner, Spoiled
-from w5xde.learn.step.robust_mean import CHUNK_COUNT, RobustSums, Share, _network
+from w5xde.learn.step.robust_mean import CHUNK_COUNT, RobustSums, Share, sorting_network
 from w5xde.robust_rule import Robust, parse_robust
 
 MEDIAN = Robust(None)
@@ -238,7 +238,7 @@ def test_the_network_sorts(count: int) -> None:
     cases = range(2**count) if count <= 10 else [numbers.getrandbits(count) for _ in range(2000)]
     for case in cases:
         row = [case >> i & 1 for i in range(count)]
-        for low, high in _network(count):
+        for low, high in sorting_network(count):
             row[low], row[high] = min(row[low], row[high]), max(row[low], row[high])
         assert row == sorted(row)
 

@@ -407,7 +407,7 @@ def test_a_batch_that_fails_while_it_is_watched_is_watched_again() -> None:
 
 def test_watching_a_batch_does_not_load_torchs_compiler() -> None:
     script = (
-        "import sys; from tests.learn import test_recorded as t; trainer = t.trainer_of(t.make(t.mlp()))\n"
+        "import sys; from tests.learn.train import test_record as t; trainer = t.trainer_of(t.make(t.mlp()))\n"
         "for i in range(9): t.compute(trainer, t.batch_of(i))\n"
         "sys.exit('torch._dynamo' in sys.modules or 'sympy' in sys.modules)"
     )

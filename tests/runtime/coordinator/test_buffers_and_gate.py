@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,9 +11,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from tests.runtime.net.test_connection import pair
+from tests.runtime.net.test_connection import Ears, pair
 from w5xde.learn.model.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.messages import Answer, Beat, Params, Update
+from w5xde.protocol.session import COORDINATOR
 from w5xde.protocol.wire import encode
 from w5xde.runtime.coordinator.gate import PATIENCE_SECONDS, PATIENCE_SECONDS_MAX, WAIT_SECONDS_MAX, Gate
 from w5xde.runtime.net.connection import Connection
@@ -58,9 +58,9 @@ def test_memory_that_is_a_little_larger_does_and_comes_back_whole() -> None:
 def test_memory_that_fits_nothing_any_more_is_let_go() -> None:
     buffers = Buffers()
     del (lent := [buffers.take(8 * POOLED_BYTES_MIN), buffers.take(8 * POOLED_BYTES_MIN)])[:]
-    assert len(buffers._spare) == 2
+    assert buffers.spare_bytes == 16 * POOLED_BYTES_MIN
     lent.append(buffers.take(POOLED_BYTES_MIN))
-    assert len(buffers._spare) == 0
+    assert buffers.spare_bytes == 0
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_parting_while_the_last_words_drain_parts_once() -> None:
         wrong: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: wrong.append(context))
         node, coordinator = await pair()
-        node.connection._pause_reading()
+        node.connection.transport.pause_reading()
         for version in range(5):
             coordinator.connection.send(Params(version, whole=False), [bytes(400 * 1024)] * 3)
         coordinator.connection.send(Beat())
@@ -182,15 +182,13 @@ def test_an_update_without_a_body_may_come_in_one_read_with_a_large_one() -> Non
 
     async def story() -> None:
         asked: list[int] = []
-        node, coordinator = await pair()
 
         def admit(connection: Connection, message: Any, body_bytes: int) -> bool:
             asked.append(body_bytes)
             return False
 
-        coordinator.connection._owner = dataclasses.replace(coordinator.connection._owner, admit=admit)
-        transport = node.connection._transport
-        assert transport is not None
+        node, coordinator = await pair(coordinator=Ears(COORDINATOR, admit))
+        transport = node.connection.transport
         transport.write(heard + bytes(1000))
         await asyncio.wait_for(coordinator.heard.wait(), 5)
         assert asked == [POOLED_BYTES_MIN]

@@ -42,17 +42,41 @@ class Unclaimed:
         return False
 
 
+class Bare(Intake):
+    """An intake without a run around it, that is given an answer as if it had come from node a."""
+
+    def __init__(self, kept: Kept, told: list[ev.Event]) -> None:
+        self._stepping, self._dispatch = kept, told.append  # type: ignore[assignment]
+        self._reception = SimpleNamespace(get=lambda name: None, turn_out=self._turn_out)  # type: ignore[assignment]
+        self._learner = SimpleNamespace(trained=frozenset(), vector_bytes=8)  # type: ignore[assignment]
+        self.arrivals = Unclaimed(told)  # type: ignore[assignment]
+        self.turned_out: list[str] = []
+
+    def _turn_out(self, peer: object, reason: str, abruptly: bool) -> None:
+        self.turned_out.append(reason)
+
+    def take_answer(self, answer: Answer, given: list[tuple[Vector, float]], **more: Any) -> None:
+        self._answered("a", [answer], given, Took(0.1, 0.1, 1.0), **more)
+
+
+def bare(*, claimed: bool = False) -> tuple[Bare, Kept, list[ev.Event]]:
+    told: list[ev.Event] = []
+    kept = Kept()
+    intake = Bare(kept, told)
+    intake.arrivals.is_claimed = lambda lease: claimed  # type: ignore[method-assign]
+    return intake, kept, told
+
+
+NOTHING = Vector(torch.zeros(0, dtype=torch.uint8), [])
+
+
 @pytest.mark.parametrize("wild", [math.nan, math.inf, -math.inf, 1e31])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_stretch_with_a_loss_that_is_no_number_is_refused(wild: float, place: int) -> None:
-    told: list[ev.Event] = []
-    intake, kept = Intake.__new__(Intake), Kept()
-    intake._stepping, intake._dispatch = kept, told.append  # type: ignore[assignment]
-    intake.arrivals = Unclaimed(told)  # type: ignore[assignment]
+    intake, kept, told = bare()
     losses = [1.0, 1.0, 1.0]
     losses[place] = wild
-    vector = Vector(torch.zeros(0, dtype=torch.uint8), [])
-    intake._answered("a", [Answer(7, losses=losses)], [(vector, 1.0)] * 3, Took(0.1, 0.1, 1.0))
+    intake.take_answer(Answer(7, losses=losses), [(NOTHING, 1.0)] * 3)
     assert kept.leases == []
     assert [type(event) for event in told] == [ev.Failed]
 
@@ -76,21 +100,9 @@ def test_an_answer_must_fit_what_was_lent(answer: Answer, apart: int, fits: bool
     assert _fits(answer, apart, frozenset({0, 1})) == fits
 
 
-def bare(*, claimed: bool = False) -> tuple[Intake, Kept, list[ev.Event]]:
-    told: list[ev.Event] = []
-    intake, kept = Intake.__new__(Intake), Kept()
-    intake._stepping, intake._dispatch = kept, told.append  # type: ignore[assignment]
-    intake.arrivals = Unclaimed(told)  # type: ignore[assignment]
-    intake.arrivals.is_claimed = lambda lease: claimed  # type: ignore[method-assign]
-    return intake, kept, told
-
-
-NOTHING = Vector(torch.zeros(0, dtype=torch.uint8), [])
-
-
 def test_what_was_added_and_is_not_finite_spoils_its_step() -> None:
     intake, kept, told = bare()
-    intake._answered("a", [Answer(7)], [(NOTHING, math.inf)], Took(0.1, 0.1, 1.0), added_in=3)
+    intake.take_answer(Answer(7), [(NOTHING, math.inf)], added_in=3)
     assert kept.leases == []
     assert [type(event) for event in told] == [ev.Failed, ev.Spoilt]
     assert told[1].step == 3  # type: ignore[union-attr]
@@ -99,7 +111,6 @@ def test_what_was_added_and_is_not_finite_spoils_its_step() -> None:
 def test_what_was_added_and_is_refused_spoils_its_step() -> None:
     intake, kept, told = bare()
     kept.forget = lambda lease: [Contribution(NOTHING, frozenset(), 1.0, 1.0, added_in=3)]  # type: ignore[attr-defined]
-    intake._reception = {}  # type: ignore[assignment]
     intake.reject(ev.Reject("a", 7, "its norm is 1e9"))
     assert told == [ev.Spoilt(3, "what a gave is refused")]
 
@@ -107,14 +118,13 @@ def test_what_was_added_and_is_refused_spoils_its_step() -> None:
 def test_what_was_only_kept_and_is_refused_spoils_nothing() -> None:
     intake, kept, told = bare()
     kept.forget = lambda lease: [Contribution(NOTHING, frozenset(), 1.0, 1.0)]  # type: ignore[attr-defined]
-    intake._reception = {}  # type: ignore[assignment]
     intake.reject(ev.Reject("a", 7, "somebody else was sooner"))
     assert told == []
 
 
 def test_nothing_is_taken_for_a_place_where_something_is_being_added() -> None:
     intake, kept, told = bare(claimed=True)
-    intake._answered("a", [Answer(7)], [(NOTHING, 1.0)], Took(0.1, 0.1, 1.0))
+    intake.take_answer(Answer(7), [(NOTHING, 1.0)])
     assert kept.leases == []
     assert told == [ev.Dropped("a", 7)]
 
@@ -122,13 +132,8 @@ def test_nothing_is_taken_for_a_place_where_something_is_being_added() -> None:
 def test_an_update_is_not_taken_for_another_that_is_about_to_come() -> None:
     """Its memory has not been filled, and nobody has looked at what lies there."""
     intake, kept, told = bare()
-    turned_out: list[str] = []
-    intake._learner = SimpleNamespace(trained=frozenset(), vector_bytes=8)  # type: ignore[assignment]
-    intake._reception = SimpleNamespace(  # type: ignore[assignment]
-        turn_out=lambda peer, reason, abruptly: turned_out.append(reason)
-    )
     said, coming = Update(0, [Answer(7)]), Update(0, [Answer(7)])
     peer: Any = SimpleNamespace(works=[({7: 0}, 1, 0.0)], arrival=Unwanted(), arrival_of=coming)
     intake.updated(peer, said, bytearray())
     assert (kept.leases, told) == ([], [])
-    assert turned_out == ["its answer does not fit what it was lent"]
+    assert intake.turned_out == ["its answer does not fit what it was lent"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import stat
 import time
@@ -182,13 +183,15 @@ def test_a_node_whose_credential_nobody_knows_any_more_comes_by_its_ticket(tmp_p
         file = tmp_path / "here"
         file.write_text(run.ticket.to_text())
         join = ["join", f"@{file}", f"{JOBS}:slow", "--name", "guest"]
+        tickets = run.folder / "tickets.json"
+        before = shutil.copy2(tickets, tmp_path / "before")
         with command(*join, W5XDE_STATE=str(state)) as guest:
             guest.wait_for("joined mine")
             guest.interrupt()
             assert guest.wait() == 0
-        # As if the run folder were a copy from before it came.
-        book = run.register
-        book._change(lambda found: (type(found)(entrance=found.entrance, tickets=found.tickets), None))
+        assert [each.name for each in run.register.nodes()] == ["guest"]
+        # As in a run folder that was restored from before the node came.
+        before.replace(tickets)
         with command(*join, W5XDE_STATE=str(state)) as guest:
             guest.wait_for("does not know this node any more; trying the ticket")
             guest.wait_for("joined mine")

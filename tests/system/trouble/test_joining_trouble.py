@@ -87,11 +87,11 @@ def test_a_system_that_cannot_fork_is_told_how_to_start_nodes(monkeypatch: pytes
 def test_our_own_bug_is_told_as_one_without_a_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def broken(settings: Settings, run: str) -> dict[str, object]:
+    def broken(runs: str, name: str) -> Path:
         raise RuntimeError("never thought of that")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(cli._PERFORM, "audit", broken)
+    monkeypatch.setattr(cli, "find_run", broken)
     assert cli.main(["audit", "latest"]) == W5xdeError.exit_code
     told = capsys.readouterr().err
     assert told.startswith("error[W5-700]: internal error: RuntimeError: never thought of that")

@@ -143,7 +143,7 @@ def _trimmed(rows: list[Tensor], scales: list[float], out: int, group: Group) ->
 def _sorted(rows: list[Tensor]) -> list[Tensor]:
     """The smallest of each coordinate in the first row, and so on. Ten times as fast as torch's sort."""
     spare = torch.empty_like(rows[0])
-    for low, high in _network(len(rows)):
+    for low, high in sorting_network(len(rows)):
         torch.minimum(rows[low], rows[high], out=spare)
         torch.maximum(rows[low], rows[high], out=rows[high])
         rows[low], spare = spare, rows[low]
@@ -151,7 +151,7 @@ def _sorted(rows: list[Tensor]) -> list[Tensor]:
 
 
 @lru_cache(maxsize=64)
-def _network(count: int) -> list[tuple[int, int]]:
+def sorting_network(count: int) -> list[tuple[int, int]]:
     """Batcher's odd-even mergesort: which pairs to put in order, one after another, to sort so many."""
     pairs: list[tuple[int, int]] = []
     size = 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Variable
 
 from w5xde.learn.job.job import BatchFailed, Job, describe
@@ -98,6 +98,11 @@ class Trainer:
     @property
     def blueprint(self) -> Blueprint:
         return self._flat.blueprint
+
+    @property
+    def module(self) -> nn.Module:
+        """The node's own copy of the model."""
+        return self._flat.module
 
     def memory(self, count: int, *, whole: bool) -> memoryview | None:
         """The memory that a version of so many bytes would be loaded into, if others can write it."""
