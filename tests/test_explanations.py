@@ -6,13 +6,12 @@ import ast
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import w5xde
+from tests.processes import run_python
 from w5xde.bench.command import build_parser as build_bench_parser
 from w5xde.cli.main import build_parser, main
 from w5xde.errors import JoinError, UsageError, W5xdeError
@@ -137,7 +136,7 @@ def test_an_error_in_the_settings_does_not_keep_it_from_being_explained(
 def test_an_explanation_is_instant_because_torch_is_not_imported() -> None:
     program = "import sys\nfrom w5xde.cli.main import main\nmain(['explain', '103', '--json'])\n"
     program += "sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)
+    assert run_python("-c", program).returncode == 0
 
 
 def test_an_error_says_where_there_is_more_if_there_is() -> None:
