@@ -53,7 +53,7 @@ class Bench:
 
     def given(self, task: Task) -> Vector:
         """What the node sends, after its journey as bytes."""
-        return self.prepared.learner.vector(self._node.compute(task).vector.raw.clone())
+        return Vector.over(self._node.compute(task).vector.raw.clone(), self.prepared.learner.flat.blueprint)
 
     def wrong(self, task: Task, given: Vector) -> str:
         return self.second.wrong_with(given, self.params, task)

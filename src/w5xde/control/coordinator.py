@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from w5xde.control import events as ev
-from w5xde.control.adding import Adding
 from w5xde.control.modes.robust_mode import mode_of
 from w5xde.control.modes.sync import Mode
 from w5xde.control.pool.members import Member, Members
@@ -27,6 +26,7 @@ from w5xde.control.trust.norm_limits import Judge
 from w5xde.control.trust.quorum import Quorum
 from w5xde.control.trust.rollback import Amends
 from w5xde.control.trust.verification import Verification
+from w5xde.control.view import CoreView
 from w5xde.tree import Span
 
 # Fine enough to overtake a late batch soon, coarse enough to cost nothing.
@@ -50,6 +50,8 @@ class CoordinatorCore:
         self.mode: Mode = mode_of(settings, plan, self.members, self.leases)
         # How many steps were decided; the learner applies them in this order, maybe a moment later.
         self.version = 0
+        # What others may read; only `handle` changes anything.
+        self.view = CoreView(self)
         self.tally = Tally(Quorum(settings.robust), skip_bad_batches=settings.skip_bad_batches)
         self.started_at: float | None = None
         self.is_finished = False
@@ -57,9 +59,8 @@ class CoordinatorCore:
         self._stop_reason = ""
         self._judge = Judge(settings.max_update_norm)
         self._failures = Failures(self.mode, self.members, self.leases, self.tally, self._judge)
-        self._verification = Verification(settings.verify, chance, self.leases)
-        self._amends = Amends(self.mode, self.leases, self.tally, self._verification)
-        self.adding = Adding(settings, self.mode, self.leases, self._verification, self._judge)
+        self.verification = Verification(settings.verify, chance, self.leases)
+        self._amends = Amends(self.mode, self.leases, self.tally, self.verification)
         # Steps that were undone once.
         self._undone: set[int] = set()
         # To be said as soon as somebody listens.
@@ -78,7 +79,6 @@ class CoordinatorCore:
             ev.Discovered: self._discovered,
             ev.Stepped: self._stepped,
             ev.Undone: self._undo,
-            ev.Spoilt: self._spoilt,
             ev.Saved: self._saved,
             ev.SaveFailed: self._save_failed,
             ev.Broke: lambda event, now: self._finish("", error=event.reason),
@@ -109,7 +109,7 @@ class CoordinatorCore:
 
     def _joined(self, event: ev.Joined, now: float) -> list[ev.Effect]:
         member = self.members.join(event.node, now, event.machine, event.slots, event.guess_seconds)
-        self._verification.joined(event.node)
+        self.verification.joined(event.node)
         self._judge.joined(event.node)
         return [ev.Note("joined", f"{event.node} joined", {"node": event.node}), *self._lend([member], now)]
 
@@ -135,6 +135,8 @@ class CoordinatorCore:
 
     def _ticked(self, event: ev.Ticked, now: float) -> list[ev.Effect]:
         effects: list[ev.Effect] = []
+        for name, heard_at in event.heard.items():
+            self.members.heard(name, heard_at)
         stall = self.members.forgive_stall(now, TICK_SECONDS)
         if stall:
             text = f"the coordinator stood still for {stall:.1f} s"
@@ -173,10 +175,10 @@ class CoordinatorCore:
 
     def _take(self, node: str, number: int, norm: float, now: float, effects: list[ev.Effect]) -> None:
         """The answer to one lease: what is to happen with it."""
-        held = self.leases.get(number) if self._verification.holds_back(number) else None
+        held = self.leases.get(number) if self.verification.holds_back(number) else None
         if held is not None and held.node == node:
             # The lease stays what it is meanwhile: it may even be overtaken, or its node go.
-            effects += [ev.Verify(held)] if self._verification.begin(number, norm) else []
+            effects += [ev.Verify(held)] if self.verification.begin(number, norm) else []
             return
         lease, member = self._settle(node, number, now)
         if isinstance(lease, str):
@@ -199,7 +201,7 @@ class CoordinatorCore:
             effects += self._step(complete, now)
 
     def _verified(self, event: ev.Verified, now: float) -> list[ev.Effect]:
-        norm = self._verification.end(event.lease)
+        norm = self.verification.end(event.lease)
         if event.wrong:
             lease, _ = self._settle(event.node, event.lease, now)
             reason = f"an update of it was computed again, and is wrong: {event.wrong}"
@@ -272,7 +274,7 @@ class CoordinatorCore:
             return effects + self._end_epoch(step.epoch) + self._finish_if_settled()
         decided = ev.Step(step, self.version, shares)
         remark = self.tally.decide(decided)
-        self._verification.applied(shares)
+        self.verification.applied(shares)
         self.version += decided.steps
         effects += [decided, *remark, *told]
         for node, reason in out.items():
@@ -288,9 +290,6 @@ class CoordinatorCore:
         if event.reason:
             self._undone.add(index)
         return [*self._reopen(event), *self._lend(self.members, now)]
-
-    def _spoilt(self, event: ev.Spoilt, now: float) -> list[ev.Effect]:
-        return [*self._amends.spoil(event, self.version), *self._lend(self.members, now)]
 
     def _reopen(self, event: ev.Undone) -> list[ev.Effect]:
         effects = self._amends.undo(event)
@@ -397,4 +396,4 @@ class CoordinatorCore:
         granted = self.mode.grants(candidates, self.version, now)
         if granted and self.started_at is None:
             self.started_at = now
-        return [ev.Assign(each[0].node, each, self._verification.choose(each)) for each in granted]
+        return [ev.Assign(each[0].node, each, self.verification.choose(each)) for each in granted]

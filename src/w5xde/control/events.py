@@ -5,7 +5,7 @@ The core speaks of batches, leases and versions; whoever performs the effects at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -133,10 +133,14 @@ class Stop:
 
 @dataclass(slots=True)
 class Ticked:
-    """Time has passed. On its `machine` the coordinator needed this share of a core."""
+    """Time has passed. On its `machine` the coordinator needed this share of a core.
+
+    `heard`: when each node was last heard, for those that were heard since the tick before.
+    """
 
     machine: str = ""
     load: float = 0.0
+    heard: Mapping[str, float] = field(default_factory=dict)
 
 
 # --- effects --------------------------------------------------------------------------------------
@@ -236,14 +240,6 @@ class Undone:
 
 
 @dataclass(slots=True)
-class Spoilt:
-    """An event: what is there of an open step cannot be used, because something was added to it by half."""
-
-    step: int
-    reason: str
-
-
-@dataclass(slots=True)
 class SetAside:
     """This batch of the step fails wherever it is tried: its place in the tree stays empty."""
 
@@ -339,7 +335,6 @@ Event: TypeAlias = (
     | Discovered
     | Stepped
     | Undone
-    | Spoilt
     | Saved
     | SaveFailed
     | Broke

@@ -60,22 +60,10 @@ class Amends:
                 effects += [*self.end_leases(work.plan.index), self.open(work.plan, version)]
         return effects
 
-    def spoil(self, event: ev.Spoilt, version: int) -> list[ev.Effect]:
-        """What is there of the step is of no use. Nothing, if it is complete: then it was not about that."""
-        effects: list[ev.Effect] = []
-        for work in self._mode.open_works:
-            if work.plan.index == event.step:
-                text = f"step {event.step + 1} begins anew: {event.reason}"
-                effects += [ev.Note("spoilt", text, {"step": event.step}), *self.end_leases(event.step)]
-                effects.append(self.open(work.plan, version, spoilt=work))
-        return effects
-
-    def open(self, plan: StepPlan, version: int, spoilt: StepWork | None = None) -> ev.Effect:
-        """Begin a step anew; what was set aside of it stays so, and of one that was spoilt who failed."""
+    def open(self, plan: StepPlan, version: int) -> ev.Effect:
+        """Begin a step anew; what was set aside of it stays so."""
         aside = {(each.epoch, each.batch) for each in self._tally.accounts.aside}
         empty = [Span(i, i + 1) for i, key in enumerate(plan.keys) if key in aside]
         work = StepWork.again(plan, empty)
-        if spoilt is not None:
-            work.was_spoilt, work.failures = True, spoilt.failures
         self._mode.reopen(work)
         return ev.Reopen(plan, version, empty)

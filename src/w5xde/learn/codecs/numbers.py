@@ -15,9 +15,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from w5xde.learn.model.buffers import POOLED_BYTES_MIN, Buffers
+from w5xde.learn.model.buffers import Buffers
 from w5xde.learn.model.layout import ALIGNMENT_BYTES, Group
 from w5xde.learn.model.parallel import on_all_cores
+from w5xde.learn.model.route import is_large
 
 _NARROWED = (torch.float32, torch.float64)
 # Values handled in one go: few enough for the cache, where several passes are nearly as cheap as one, and
@@ -76,7 +77,7 @@ def _laid_out(sizes: Sequence[tuple[int, int]]) -> list[Run]:
 
 def new_bytes(count: int) -> Tensor:
     """Memory to be written to, whatever it holds; a large one is used again when nobody holds it any more."""
-    if count < POOLED_BYTES_MIN:
+    if not is_large(count):
         return torch.empty(count, dtype=torch.uint8)
     return torch.frombuffer(_BUFFERS.take(count), dtype=torch.uint8)
 

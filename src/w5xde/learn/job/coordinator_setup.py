@@ -23,6 +23,7 @@ from w5xde.learn.model.layout import FlatModel
 from w5xde.learn.model.seeding import as_before
 from w5xde.learn.step.learner import Learner
 from w5xde.learn.step.robust_mean import RobustSums
+from w5xde.learn.step.sums import StepSums, TreeSums
 from w5xde.learn.step.without_compiler import leave_the_compiler_out
 from w5xde.learn.train.trainer import Trainer
 from w5xde.learn.trust.canary import Expectation, Unprovable
@@ -64,7 +65,7 @@ class Prepared:
     canary: Expectation | None
     canary_trouble: str
     # What stands for the sum of a step's gradients, if it is not their sum.
-    robust: RobustSums | None
+    sums: StepSums
 
 
 def prepare(job: Job, settings: Settings) -> Prepared:
@@ -114,7 +115,9 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         batch_seconds=trial.batch_seconds,
         canary=canary,
         canary_trouble=trouble,
-        robust=RobustSums(learner, rule) if rule is not None else None,
+        sums=RobustSums(flat.blueprint, learner.gauge, rule)
+        if rule is not None
+        else TreeSums(flat.blueprint, learner.gauge),
     )
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-# Below this the allocator has what we want at once.
-POOLED_BYTES_MIN = 1024 * 1024
+from w5xde.learn.model.route import is_large
+
 # As many as are ever free at once; more would only be kept, not used.
 SPARE_MAX = 2
 # What is encoded has another length each time: a buffer may be so many times as large as what is asked for.
@@ -43,7 +43,7 @@ class Buffers:
 
     def take(self, count: int) -> bytearray | memoryview:
         """Memory of this many bytes, with anything in it."""
-        if count < POOLED_BYTES_MIN:
+        if not is_large(count):
             return bytearray(count)
         memory = self._find(count)
         if memory is None:

@@ -17,10 +17,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from w5xde.learn.model.layout import Group, Vector
-from w5xde.learn.step.learner import Contribution, Learner, Spoiled, Total
+from w5xde.learn.model.layout import Blueprint, Group, Vector
+from w5xde.learn.step.finite import Gauge
+from w5xde.learn.step.sums import Contribution, Decided, Leased, PlannedStep, StepNotFinite, Total
 from w5xde.messages import TRAINED
 from w5xde.robust_rule import Robust
+from w5xde.tree import Span
 
 # So many coordinates of all nodes at a time: they stay in the caches, and memory for them is bounded.
 CHUNK_COUNT = 65536
@@ -44,36 +46,37 @@ class _Voice(NamedTuple):
 class RobustSums:
     """Keeps what came for steps until they are complete. Used where the learner is."""
 
-    def __init__(self, learner: Learner, rule: Robust) -> None:
-        self._learner = learner
+    def __init__(self, blueprint: Blueprint, gauge: Gauge, rule: Robust) -> None:
+        self._gauge = gauge
         self._rule = rule
-        self._groups = learner.flat.blueprint.moving_groups
+        self._groups = blueprint.moving_groups
         self._kept: dict[int, dict[int, Contribution]] = {}
 
-    def keep(self, step: int, lease: int, contribution: Contribution) -> None:
-        self._kept.setdefault(step, {})[lease] = contribution
+    def add(self, lease: Leased, given: list[Contribution], staleness: int) -> None:
+        self._kept.setdefault(lease.step.index, {})[lease.id] = given[0]
+
+    def leave_empty(self, step: PlannedStep, spans: Iterable[Span]) -> None:
+        """Nothing to do: the shares of a step say which updates it is made of."""
 
     def drop(self, step: int) -> None:
         """Nobody will ask for what was kept of this step."""
         self._kept.pop(step, None)
 
-    def total(self, step: int, sizes: Sequence[int], shares: Iterable[Share]) -> Total:
-        """What stands for the sum of a step, of which `shares` says whose leases count.
-
-        One that is not finite is `Spoiled`.
-        """
-        kept = self._kept.pop(step)
+    def totals(self, step: Decided) -> list[Total]:
+        """The robust mean, times the size of the step: it stands for the sum."""
+        index, sizes = step.plan.index, step.plan.sizes
+        kept = self._kept.pop(index)
         leases: dict[str, list[Share]] = {}
         # In the order of batches: the same sharing gives the same bits, whoever answered first.
-        for share in sorted(shares):
+        for share in sorted(step.shares):
             leases.setdefault(share[2], []).append(share)
         voices = [_add_up(given, kept, sizes) for given in leases.values()]
         vector = self._middle(voices)
-        norm = self._learner.gauge.norm(vector)
+        norm = self._gauge.norm(vector)
         if norm == math.inf:
-            raise Spoiled(f"the gradient of step {step + 1} is not finite", is_undone=True)
+            raise StepNotFinite(f"the gradient of step {index + 1} is not finite", is_rolled_back=True)
         loss_sum = sum(voice.loss_sum for voice in voices)
-        return Total(len(sizes), Contribution(vector, self._absent(voices), loss_sum, norm))
+        return [Total(len(sizes), Contribution(vector, self._absent(voices), loss_sum, norm))]
 
     def _absent(self, voices: list[_Voice]) -> frozenset[int]:
         """Entries for which no more nodes have a gradient than are left out at one end."""

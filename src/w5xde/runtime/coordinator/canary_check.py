@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 
+from w5xde.control.pool.patience import GREETING_SECONDS
 from w5xde.learn.job.coordinator_setup import Prepared
 from w5xde.learn.trust.canary import CODE, FIX, Expectation
 from w5xde.messages import Canary, Ready, Refuse
 from w5xde.protocol.wire import GREETING_LIMITS, Body, Limits
-from w5xde.runtime.coordinator.peer import GREETING_SECONDS, Peer
+from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.telemetry.meters import sane_seconds
 
 # How long a node may take to build its model and to prove itself. It keeps nobody waiting and slow machines

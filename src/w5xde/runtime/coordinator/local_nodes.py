@@ -41,7 +41,7 @@ class LocalNodes:
     def _nursery_died(self) -> None:
         if self._coordinator.is_over:
             return
-        self._coordinator.note("failed", "the process that starts local nodes has died, and they with it", "")
+        self._coordinator.say("failed", "the process that starts local nodes has died, and they with it", "")
         self._loop.call_later(ORPHANS_SECONDS, self._give_up_if_alone)
 
     def _give_up_if_alone(self) -> None:
@@ -57,7 +57,7 @@ class LocalNodes:
         if status > 0 or self._quick_ends[name] >= QUICK_ENDS_MAX:
             # It said itself that it cannot take part, or it keeps dying.
             self._given_up.add(name)
-            self._coordinator.note(
+            self._coordinator.say(
                 "failed", f"{name} ended with status {status} and is not started again", name
             )
             if len(self._given_up) == len(self._names) and not self._coordinator.has_nodes:

@@ -1,9 +1,8 @@
-"""Snapshots: the parameters of a version as they travel, made once for all nodes that want them alike."""
+"""Parameters: encodes the newest version for nodes, once for all nodes that use the same codec."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
@@ -12,22 +11,11 @@ from w5xde.learn.codecs.pipeline import Pipeline, parse
 from w5xde.learn.codecs.sender import CodecSender, goes_as_it_is
 from w5xde.learn.step.learner import Learner
 from w5xde.runtime.coordinator.peer import Peer
+from w5xde.runtime.coordinator.ports import Snapshot
 
 
-class Snapshot(NamedTuple):
-    """One version, encoded; the pieces stay as they are."""
-
-    version: int
-    codec: str
-    pieces: list[memoryview]
-    raw_bytes: int
-    encoded_bytes: int
-    # To be called when the pieces are sent.
-    sent: Callable[[], None] | None = None
-
-
-class Snapshots:
-    """Encodes versions; used only where the learner is."""
+class ParameterEncoder:
+    """Encodes versions; used only where the learner lives."""
 
     def __init__(self, learner: Learner, setting: str, clock: Callable[[], float]) -> None:
         self._learner = learner

@@ -17,7 +17,8 @@ from w5xde.learn.data.payload import Packed, unpack
 from w5xde.learn.data.sources import MapSource
 from w5xde.learn.job.coordinator_setup import Prepared
 from w5xde.learn.model.device import use_threads
-from w5xde.learn.step.learner import Contribution, Learner
+from w5xde.learn.step.learner import Learner
+from w5xde.learn.step.sums import Contribution
 from w5xde.learn.train.trainer import Task
 from w5xde.learn.trust.recompute import SecondOpinion, task_of
 from w5xde.runtime.coordinator.peer import Peer
@@ -79,10 +80,9 @@ class Verifier:
         if copy is not None:
             self._params[version] = copy
 
-    def verify(self, effect: ev.Verify, answer_to: Callable[[int], list[Contribution] | None]) -> None:
+    def verify(self, lease: Lease, given: list[Contribution] | None) -> None:
         """Compare what was given for the lease with what it should be."""
-        lease = effect.lease
-        sent, given = self._sent.get(lease.id), answer_to(lease.id)
+        sent = self._sent.get(lease.id)
         params = self._params.get(sent.version) if sent is not None else None
         if sent is None or given is None or params is None:
             self.passed += 1

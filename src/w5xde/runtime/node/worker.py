@@ -21,8 +21,8 @@ from w5xde.learn.codecs.sender import CodecSender, goes_as_it_is
 from w5xde.learn.data.payload import Unpacker
 from w5xde.learn.job.job import BatchFailed
 from w5xde.learn.job.node_setup import NodeParts
-from w5xde.learn.model.buffers import POOLED_BYTES_MIN
 from w5xde.learn.model.layout import Vector, memory_of
+from w5xde.learn.model.route import is_large
 from w5xde.learn.train.trainer import Outcome, Task
 from w5xde.messages import Answer, Loan, Params, Work
 from w5xde.protocol.wire import Body
@@ -70,7 +70,7 @@ class Workbench:
     def place(self, params: Params, count: int) -> Body | None:
         """Where parameters may be received to if nothing is being computed: the model itself."""
         self._placed = None
-        if params.codec == NONE and count >= POOLED_BYTES_MIN:
+        if params.codec == NONE and is_large(count):
             self._placed = self.parts.trainer.memory(count, whole=params.whole)
         return self._placed
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from w5xde.control.steps.cut import Progress
-from w5xde.runtime.coordinator.peers import Reception
+from w5xde.runtime.coordinator.peers import Peers
 from w5xde.runtime.system.actor import Actor
 from w5xde.runtime.system.machine import machine_name
 from w5xde.runtime.system.memory import pss_bytes
@@ -22,7 +22,7 @@ class Accountant:
     """Keeps the meters of one run up to date. `writer` is a thread that may wait."""
 
     def __init__(
-        self, meters: Meters, reception: Reception, writer: Actor, progress: Callable[[], Progress]
+        self, meters: Meters, reception: Peers, writer: Actor, progress: Callable[[], Progress]
     ) -> None:
         self._meters = meters
         self._reception = reception
