@@ -212,9 +212,9 @@ def test_what_waits_here_has_a_limit_in_number_and_in_bytes(blueprint: Blueprint
 
 
 def test_a_description_that_grows_takes_no_more_than_the_part_it_was_given(blueprint: Blueprint) -> None:
-    """The worst that we know, at a sixteenth of the size that would be accepted: it is all in proportion."""
+    """The worst that we know, at a 64th of the size that would be accepted: memory is in proportion to it."""
     limits = Expected(blueprint, 4 * GIB).limits
-    small = limits.meta_bytes_max // 16
+    small = limits.meta_bytes_max // 64
     for item in (b"\x92\xa1l\x90", b"\x93\xa1d\x90\x90"):
         count = small // len(item) - 100
         items = b"\x92\xa1l\xdd" + count.to_bytes(4, "big") + item * count

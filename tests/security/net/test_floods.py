@@ -25,6 +25,7 @@ from tests.security.floods import (
 )
 from tests.security.stranger import Stranger
 from w5xde.control.pool import connection_limits as limits
+from w5xde.control.pool import patience
 from w5xde.messages import Refuse, Welcome
 from w5xde.runtime.system.machine import own_addresses
 
@@ -98,8 +99,12 @@ def test_a_flood_of_connections_and_handshakes_does_not_stop_those_who_work(
         run.stop_and_compare(tmp_path)
 
 
-def test_a_node_that_sends_or_takes_hardly_anything_is_cut_and_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_a_node_that_sends_or_takes_hardly_anything_is_cut_and_nobody_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One byte a second inside a frame; the others go on as if it were not there."""
+    # The coordinator is forked from this process.
+    monkeypatch.setattr(patience, "SLOW_SECONDS", 3.0)
     with coordinator(tmp_path) as run:
         run.wait_for_step(2)
         with Stranger(run.ticket) as slow:
@@ -121,7 +126,7 @@ def test_a_node_that_sends_or_takes_hardly_anything_is_cut_and_nobody_waits_for_
 
             wait_until(is_cut, lambda: "the snail is still there")
         run.wait_until_recorded("snail left")
-        assert "snail left (it sent less than 8192 bytes a second for 15 s)" in run.ledger_text()
+        assert "snail left (it sent less than 8192 bytes a second for 3 s)" in run.ledger_text()
         run.stop_and_compare(tmp_path)
 
 

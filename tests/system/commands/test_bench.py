@@ -34,6 +34,8 @@ from w5xde.errors import TrainingError, UsageError
 from w5xde.runtime.durable.audit import audit_run
 from w5xde.runtime.net.sockets import HAS_LOCAL_ROAD
 
+# The benchmarks run once for all tests of this file, so one worker must have them all.
+pytestmark = pytest.mark.xdist_group("bench")
 PNG = b"\x89PNG\r\n\x1a\n"
 # One process for all: loading torch takes longer than these benchmarks.
 COMMANDS = {
