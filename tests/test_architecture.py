@@ -487,6 +487,8 @@ TESTS = Path(__file__).parent
 PRIVATE_ACCESSES_MAX = 20
 # Public names of the standard library that begin with an underscore.
 PUBLIC_UNDERSCORES = {"_exit", "_replace"}
+# It says when torch changes one of the private names that w5xde uses, so it must use them itself.
+ABOUT_PRIVATE_NAMES = TESTS / "learn" / "test_torch_private.py"
 
 
 def private_accesses(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -509,6 +511,7 @@ def test_tests_hardly_ever_use_private_names():
     found = [
         f"{path.relative_to(TESTS)}:{line} {what}"
         for path in sorted(TESTS.rglob("*.py"))
+        if path != ABOUT_PRIVATE_NAMES
         for line, what in private_accesses(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert len(found) <= PRIVATE_ACCESSES_MAX, "\n".join(found)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from w5xde.runtime.durable.resume import Restored
     from w5xde.runtime.durable.run_folder import Recorder
     from w5xde.runtime.node.body import Node
-    from w5xde.runtime.node.fork_server import Nursery
+    from w5xde.runtime.node.fork_server import ForkServer
     from w5xde.runtime.telemetry.status import NodeReport
 
 
@@ -138,20 +138,23 @@ def run_coordinator(
     """A whole run, with settings that are already checked. `name` is what a job without a file is called."""
     named = _find(job, name)
     from w5xde.learn.model.device import choose_device, threads
-    from w5xde.runtime.node.fork_server import Nursery
+    from w5xde.runtime.node.fork_server import ForkServer
+    from w5xde.runtime.system.capacity import require_descriptors, require_memory
 
     choose_device(settings.device)
+    require_descriptors(settings.nodes)
+    require_memory(settings.nodes)
     with threads(settings.threads):
-        # Forked first: a fork after torch has started threads, or sockets are open, would copy them.
-        nursery = Nursery(named.job, settings) if settings.nodes else None
+        # Forked first: a later fork would copy open sockets.
+        fork_server = ForkServer(named.job, settings) if settings.nodes else None
         is_over = False
         try:
-            result = _run_prepared(named, settings, callbacks, watcher or Watcher(), nursery)
+            result = _run_prepared(named, settings, callbacks, watcher or Watcher(), fork_server)
             is_over = True
             return result
         finally:
-            if nursery is not None:
-                nursery.close(now=not is_over)
+            if fork_server is not None:
+                fork_server.close(now=not is_over)
 
 
 def _run_prepared(
@@ -159,7 +162,7 @@ def _run_prepared(
     settings: Settings,
     callbacks: Iterable[Callback],
     watcher: Watcher,
-    nursery: Nursery | None,
+    fork_server: ForkServer | None,
 ) -> Result:
     from w5xde.learn.job.coordinator_setup import prepare
     from w5xde.runtime.coordinator.body import Coordinator
@@ -189,8 +192,8 @@ def _run_prepared(
 
     def opened(host: str, port: int) -> None:
         watcher.started(coordinator, settings, named.reference)
-        if nursery is not None:
-            LocalNodes(nursery, coordinator, settings.nodes, host, port).start()
+        if fork_server is not None:
+            LocalNodes(fork_server, coordinator, settings.nodes, host, port).start()
 
     try:
         _run(coordinator.run(opened), coordinator.stop)

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
     from tests.sim.world import World
 
+# A batch is read, and the learner has time for its parameters, within this many ticks.
+UNSENT_TICKS_MAX = 50
 # At most this many large updates may arrive at a time.
 BUDGET_UPDATES = 2.5
 
@@ -105,6 +107,9 @@ class SimulatedCoordinator:
         # Steps that the core decided, by the version they start from.
         self.decided: dict[int, ev.Step] = {}
         self._beat_at = 0.0
+        self._ticks = 0
+        # Leases and the tick at which they were assigned.
+        self._assigned: dict[int, int] = {}
         self.released = Released()
         learner = CountingLearner(self)
         self._tasks = FakeTasks(self, learner)
@@ -176,6 +181,8 @@ class SimulatedCoordinator:
         self.world.point(type(effect).__name__)
         if isinstance(effect, ev.Step):
             self.decided[effect.version] = effect
+        elif isinstance(effect, ev.Assign):
+            self._assigned.update(dict.fromkeys([lease.id for lease in effect.leases], self._ticks))
         elif isinstance(effect, ev.Fold):
             self.books.folded(effect.lease)
         elif isinstance(effect, ev.SetAside):
@@ -192,11 +199,22 @@ class SimulatedCoordinator:
             return
         for peer in self._pipeline.updates.tick(self.world.now):
             self._hear(peer.name)
+        self._ticks += 1
+        self._require_all_sent()
         self.journal.tick(self.world.now)
         if self.world.now >= self._beat_at:
             self._beat_at = self.world.now + BEAT_SECONDS
             for line in self._peers.values():
                 line.send(Beat())
+
+    def _require_all_sent(self) -> None:
+        """A lease that a node is said to hold was sent to it, or will be soon."""
+        for member in self.core.view.members:
+            sent = {lease for work in self._peers[member.name].peer.works for lease in work.leases}
+            for lease in member.pending:
+                is_held_back = self._pipeline.updates.look_at(member.name, lease) is not None
+                is_new = self._ticks - self._assigned[lease] < UNSENT_TICKS_MAX
+                require(lease in sent or is_held_back or is_new, f"lease {lease} was never sent")
 
     def _discover(self, epoch: int, batch: int) -> None:
         """The stream gives its next batch, or says that the epoch is over."""

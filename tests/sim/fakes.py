@@ -21,7 +21,7 @@ from w5xde.learn.data.payload import Packed
 from w5xde.learn.model.layout import Blueprint
 from w5xde.learn.model.route import is_large
 from w5xde.learn.step.incoming import DiscardedVector
-from w5xde.learn.step.sums import Contribution, Leased, StepNotFinite, Total, TreeSums
+from w5xde.learn.step.sums import Contribution, Decided, Leased, StepNotFinite, Total, TreeSums
 from w5xde.messages import Layout, Update, Value
 from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.coordinator.ports import Snapshot
@@ -39,9 +39,12 @@ class SumVector:
 
     def __init__(self, total: Sum) -> None:
         self.total = total
+        # Of which leases it is the sum.
+        self.leases: set[int] = set()
 
     def add_(self, other: SumVector) -> SumVector:
         self.total = (self.total, other.total)
+        self.leases |= other.leases
         return self
 
 
@@ -104,15 +107,24 @@ class FakeReader:
 
 
 class WatchedSums(TreeSums):
-    """The real sums, of vectors that are expressions; none may be a lie."""
+    """The real sums, of vectors that are expressions; of the right updates, and none of them a lie."""
 
     def __init__(self) -> None:
         super().__init__(Blueprint(Layout([])), cast(Any, None))
 
     def add(self, lease: Leased, given: list[Contribution], staleness: int) -> None:
         for each in given:
-            require(cast(SumVector, each.vector).total != LIE, f"a lie is folded: {lease}")
+            vector = cast(SumVector, each.vector)
+            require(vector.total != LIE, f"a lie is folded: {lease}")
+            vector.leases.add(lease.id)
         super().add(lease, given, staleness)
+
+    def totals(self, step: Decided) -> list[Total]:
+        totals = super().totals(step)
+        summed = set[int]().union(*(cast(SumVector, each.contribution.vector).leases for each in totals))
+        decided = {lease for _, _, _, lease in step.shares}
+        require(summed == decided, f"step {step.plan.index} is the sum of leases {summed}, not {decided}")
+        return totals
 
 
 class CountingLearner:

@@ -172,7 +172,7 @@ class Scenario:
     def deadline(self) -> float:
         """When a run must be over if one node is healthy from `quiet_at` on, the slowest and all alone."""
         slowest = (max(self.nodes) + 4 * self.delay_seconds) * (1 + self.unevenness)
-        slowest += self.verifying_seconds * (self.verify > 0) + self.transfer_seconds
+        slowest += self.verifying_seconds * (self.verify > 0) + self.transfer_seconds + self.reading_seconds
         overheads = len(self.steps) * (self.learner_seconds + self.reading_seconds + 4 * self.delay_seconds)
         if self.loss_chance:
             slowest += 4.0 * self.loss_chance
@@ -188,12 +188,14 @@ class Scenario:
             return replace(
                 _of_seed(seed), mode="async", step_batches=1, durability="checkpoint", robust="off"
             )
-        # Drawn on its own, so that what else a seed means does not depend on it.
-        large = random.Random(f"{seed} large")
+        # Drawn on their own, so that what else a seed means does not depend on them.
+        scenario, large, slow = _of_seed(seed), random.Random(f"{seed} large"), random.Random(f"{seed} slow")
+        if scenario.reading_seconds:
+            scenario = replace(scenario, reading_seconds=slow.choice((0.05, 1.0)))
         if large.random() < 0.7:
-            return _of_seed(seed)
+            return scenario
         seconds = large.choice((0.0, 0.01, 0.3, 1.5))
-        return replace(_of_seed(seed), vector_bytes=4 * LARGE_BYTES_MIN, transfer_seconds=seconds)
+        return replace(scenario, vector_bytes=4 * LARGE_BYTES_MIN, transfer_seconds=seconds)
 
 
 def _of_seed(seed: int) -> Scenario:

@@ -23,6 +23,13 @@ from w5xde.control.steps.cut import Accounts
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import StepWork
 from w5xde.control.steps.plan import Cursor, Plan
+from w5xde.control.uploads import UploadQueue
+from w5xde.learn.step.sums import TreeSums
+from w5xde.messages import Answer
+from w5xde.runtime.coordinator.lending import Lending
+from w5xde.runtime.coordinator.peer import Peer
+from w5xde.runtime.coordinator.steps import Applied, Steps
+from w5xde.runtime.coordinator.updates import Updates
 from w5xde.runtime.durable import journal as keeper
 from w5xde.runtime.durable.checkpoints import Store
 from w5xde.runtime.durable.journal import Keeper
@@ -150,8 +157,99 @@ def forgets_every_segment(disk: VirtualDisk, version: int) -> None:
             disk.remove(name)
 
 
+# --- planted in uploads, lending and stepping
+
+
+def lets_everybody_send_at_once(self: UploadQueue[Any], sender: Any, upload: Any, now: float) -> bool:
+    self._begin(sender, upload, now)
+    return True
+
+
+def never_lets_the_next_one_begin(self: UploadQueue[Any], now: float) -> list[Any]:
+    return []
+
+
+def forgets_that_an_upload_ended(self: UploadQueue[Any], sender: Any, now: float) -> list[Any]:
+    return []
+
+
+def believes_what_was_thrown_away(
+    self: Updates, node: str, answers: list[Answer], place: Any, timing: Any
+) -> None:
+    self._dispatch(ev.Answered(node, [answers[0].lease], *timing, norms=[0.0]))
+
+
+def forgets_failed_answers(
+    self: Updates, node: str, answers: list[Answer], checked: Any, timing: Any
+) -> None:
+    ANSWERED(self, node, [answer for answer in answers if not answer.failure], checked, timing)
+
+
+def believes_infinite_norms(
+    self: Updates, node: str, answers: list[Answer], checked: Any, timing: Any
+) -> None:
+    ANSWERED(self, node, answers, [(vector, min(norm, 1.0)) for vector, norm in checked], timing)
+
+
+def sends_old_parameters(self: Lending, peer: Peer, leases: list[Lease], found: Any) -> None:
+    if peer.version >= 0:
+        self._send_work(peer, leases, found)
+    else:
+        SEND_PARAMETERS(self, peer, leases, found)
+
+
+def sends_work_before_its_parameters(self: Lending, peer: Peer, leases: list[Lease], found: Any) -> None:
+    if peer.version_asked >= leases[0].version:
+        self._send_work(peer, leases, found)
+    else:
+        SEND_PARAMETERS(self, peer, leases, found)
+
+
+def drops_leases_without_a_word(self: Lending, peer: Peer, leases: list[Lease], found: Any) -> None:
+    if all(self._view.lease(lease.id) is not None for lease in leases):
+        SEND_WORK(self, peer, leases, found)
+
+
+def forgets_what_is_to_be_verified(self: Lending, effect: ev.Assign) -> None:
+    LEND(self, ev.Assign(effect.node, effect.leases))
+
+
+def steps_whatever_the_version(self: Steps, steps: list[ev.Step]) -> Any:
+    return [self._sums.totals(step) for step in steps], None
+
+
+def reports_rolled_back_steps_as_made(self: Steps, outcome: Any) -> None:
+    done, error = outcome
+    made = [Applied(each.step, [0.0], False) if isinstance(each, ev.Undone) else each for each in done]
+    REPORT(self, (made, error))
+
+
+def forgets_rolled_back_steps(self: Steps, outcome: Any) -> None:
+    done, error = outcome
+    REPORT(self, ([each for each in done if not isinstance(each, ev.Undone)], error))
+
+
+def releases_batches_when_they_are_folded(self: Steps, effect: ev.Fold, given: Any) -> None:
+    FOLD(self, effect, given)
+    self._ports.batches.release(effect.lease.step.keys)
+
+
+def leaves_no_gap_for_set_aside_batches(self: TreeSums, step: Any, spans: Any) -> None:
+    pass
+
+
+def keeps_the_sums_of_a_step_that_begins_anew(self: TreeSums, step: int) -> None:
+    pass
+
+
+def logs_steps_after_the_core_heard(self: Steps, step: ev.Step, total: Any, cut: Any) -> bool:
+    return True
+
+
 PUT, SIZES, LOST = PairwiseTree.put, Plan._sizes, NodeCore._lost
 RESUME, LEASES, END_SYNC, CAPTURED = Plan.resume, Leases.__init__, Ledger.end_sync, Keeper._captured
+ANSWERED, REPORT, FOLD = Updates._answered, Steps._report, Steps.fold
+LEND, SEND_PARAMETERS, SEND_WORK = Lending.lend, Lending._send_parameters, Lending._send_work
 SYNC_FOLDER, SETTLE, BEGIN = VirtualDisk.sync_folder, VirtualDisk.settle, StepLog.begin
 
 BUGS = {
@@ -175,7 +273,56 @@ BUGS = {
     "a short batch is forgotten": Bug(Plan, "_sizes", forgets_the_short_batch, "not as planned"),
     "a step given back is never lent": Bug(Async, "give_back", gives_back_but_tells_nobody, "not finished"),
     "leases outlive their connection": Bug(
-        NodeCore, "_lost", computes_what_a_broken_connection_left, "answers|pop from an empty deque"
+        NodeCore, "_lost", computes_what_a_broken_connection_left, "is evicted"
+    ),
+    # --- uploads, lending and stepping
+    "all large updates arrive at once": Bug(
+        UploadQueue, "ask", lets_everybody_send_at_once, "large updates arrive at a time"
+    ),
+    "an upload that waits is never continued": Bug(
+        UploadQueue, "tick", never_lets_the_next_one_begin, "not finished"
+    ),
+    "an upload never ends": Bug(UploadQueue, "end", forgets_that_an_upload_ended, "not finished|at a time"),
+    "an update that was thrown away counts": Bug(
+        Updates, "_checked", believes_what_was_thrown_away, "KeyError|without its update"
+    ),
+    "failed answers are forgotten": Bug(
+        Updates, "_answered", forgets_failed_answers, "not finished|still here|outstanding"
+    ),
+    "infinite norms are believed": Bug(Updates, "_answered", believes_infinite_norms, "a lie is folded"),
+    "nodes compute on old parameters": Bug(
+        Lending, "_send_parameters", sends_old_parameters, "summed as|versions old"
+    ),
+    "work overtakes its parameters": Bug(
+        Lending, "_send_parameters", sends_work_before_its_parameters, "summed as|versions old"
+    ),
+    "leases that need not be sent are forgotten": Bug(
+        Lending, "_send_work", drops_leases_without_a_word, "was never sent"
+    ),
+    "versions that will never be are waited for": Bug(
+        Lending, "rewind", lambda self: None, "summed as|versions old|and is sent"
+    ),
+    "what is to be verified is not kept": Bug(
+        Lending, "lend", forgets_what_is_to_be_verified, "was not kept for that"
+    ),
+    "steps are made out of order": Bug(
+        Steps, "_totals", steps_whatever_the_version, "is made of batches|is the sum of"
+    ),
+    "rolled back steps are reported as made": Bug(
+        Steps, "_report", reports_rolled_back_steps_as_made, "steps are counted|count|released before"
+    ),
+    "rolled back steps are forgotten": Bug(Steps, "_report", forgets_rolled_back_steps, "not finished"),
+    "batches are released too soon": Bug(
+        Steps, "fold", releases_batches_when_they_are_folded, "released before"
+    ),
+    "set-aside batches leave no gap": Bug(
+        TreeSums, "leave_empty", leaves_no_gap_for_set_aside_batches, "ValueError|the learner broke"
+    ),
+    "a step that begins anew keeps its sums": Bug(
+        TreeSums, "drop", keeps_the_sums_of_a_step_that_begins_anew, "is the sum of"
+    ),
+    "a step is durable before it is logged": Bug(
+        Steps, "_log", logs_steps_after_the_core_heard, "were durable"
     ),
     # --- what must survive
     "what was undone is forgotten": Bug(

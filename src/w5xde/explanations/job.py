@@ -214,8 +214,8 @@ JOB = [
     Explanation(
         "W5-241",
         "so many connections need more open files than are allowed",
-        "each connection takes a file descriptor in both processes.",
-        "raise the limit for this terminal, or measure fewer nodes.",
-        "ulimit -n 4096\nw5xde bench scale --nodes 1000",
+        "each connection takes up to two file descriptors, and w5xde has raised the limit as far as it may.",
+        "raise the limit for this terminal, or start fewer nodes.",
+        "ulimit -n 4096\nw5xde train train.py --nodes 1000",
     ),
 ]

@@ -27,12 +27,12 @@ from w5xde.bench.show import tables as report
 from w5xde.bench.suites import codecs, costs, links
 from w5xde.bench.suites.checks import TURN_SECONDS, CheckTurns
 from w5xde.bench.suites.peers import MATCHES
-from w5xde.bench.suites.scale import require_descriptors
 from w5xde.bench.suites.stages import STAGES, STUDIES
 from w5xde.cli.main import main
 from w5xde.errors import TrainingError, UsageError
 from w5xde.runtime.durable.audit import audit_run
 from w5xde.runtime.net.sockets import HAS_LOCAL_ROAD
+from w5xde.runtime.system.capacity import require_descriptors
 
 # The benchmarks run once for all tests of this file, so one worker must have them all.
 pytestmark = pytest.mark.xdist_group("bench")

@@ -24,7 +24,7 @@ from w5xde.learn.model.seeding import as_before
 from w5xde.learn.step.learner import Learner
 from w5xde.learn.step.robust_mean import RobustSums
 from w5xde.learn.step.sums import StepSums, TreeSums
-from w5xde.learn.step.without_compiler import leave_the_compiler_out
+from w5xde.learn.torch_private import avoid_compiler_import
 from w5xde.learn.train.trainer import Trainer
 from w5xde.learn.trust.canary import Expectation, Unprovable
 from w5xde.messages import STILL, TRAINED, Rules
@@ -90,7 +90,7 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         canary, trouble = _expect(job, copy, rules, source, trial)
         del copy
     flat = FlatModel(module, layout)
-    leave_the_compiler_out()
+    avoid_compiler_import()
     optimizer = _build_optimizer(job, module)
     scheduler = _build_scheduler(job, optimizer)
 

@@ -24,6 +24,7 @@ from w5xde.learn.job.job import Job, describe
 from w5xde.learn.model import layout as layouts
 from w5xde.learn.model.device import to_device
 from w5xde.learn.model.seeding import DrawnFrom, seed_everything
+from w5xde.learn.torch_private import write_count
 from w5xde.messages import Layout
 from w5xde.tree import batch_seed
 
@@ -86,7 +87,7 @@ class _Kept:
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
         self.values = tensor.detach().clone()
-        self._version = tensor._version
+        self._version = write_count(tensor)
         self._place = tensor.data_ptr() if tensor.layout is torch.strided else 0
 
     def is_written(self, now: Tensor) -> bool:
@@ -94,7 +95,7 @@ class _Kept:
         if now is not self.tensor or now.layout is not torch.strided:
             return not self.is_same(now)
         # Writing through .data leaves the version alone, and giving other .data leaves the values alone.
-        return now._version != self._version or now.data_ptr() != self._place or not self.is_same(now)
+        return write_count(now) != self._version or now.data_ptr() != self._place or not self.is_same(now)
 
     def is_same(self, now: Tensor) -> bool:
         if now.layout is not torch.strided:

@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from w5xde.learn.model.digest import weights_sha256
 from w5xde.learn.model.layout import FlatModel, Vector
 from w5xde.learn.model.route import VectorRoute
-from w5xde.learn.step import without_compiler as lean
+from w5xde.learn.step import fast_optimizer
 from w5xde.learn.step.fast_optimizer import Stepper
 from w5xde.learn.step.finite import Gauge, is_finite, may_be_wild
 from w5xde.learn.step.rollback import Undo
@@ -165,20 +165,20 @@ class Learner:
         else:
             for part, summed in zip(gradient.parts, total.vector.parts, strict=True):
                 part.copy_(summed)
-        are_same = True
         for i, parameter, view in zip(self._blueprint.trained, self._parameters, views, strict=True):
             wanted = None if i in absent else view
             # Asking costs less than setting, and they rarely change.
             if parameter.grad is not wanted:
                 parameter.grad = wanted
-                are_same = False
         if self._clip_norm is not None:
             self._clip(gradient, self._clip_norm)
         if self._is_large:
-            lean.step(self.optimizer)  # nothing to gain there, and the stepper would keep the vector alive
+            fast_optimizer.step(
+                self.optimizer
+            )  # nothing to gain there, and the stepper would keep the vector alive
             is_in_place = False
         else:
-            is_in_place = self._stepper.step(same_gradients=are_same)
+            is_in_place = self._stepper.step()
         if not is_in_place:
             self.flat.gather()
         self._advance_buffers(gradient, whole.batches)
@@ -206,7 +206,9 @@ class Learner:
         for part, is_watched in zip(self.flat.moving.parts, self._watched, strict=True):
             if is_watched and not is_finite(part):
                 return False
-        if (norm < TAME_NORM and type(self.optimizer) in _TAMED) or not lean.is_torchs(self.optimizer):
+        if (norm < TAME_NORM and type(self.optimizer) in _TAMED) or not fast_optimizer.is_torchs(
+            self.optimizer
+        ):
             return True
         return all(
             is_finite(value.reshape(-1))

@@ -16,6 +16,14 @@ from w5xde.runtime.admission.register import BANNED_MAX
 from w5xde.runtime.admission.register_rows import TicketRow
 from w5xde.runtime.coordinator.peer import Peer
 
+# Longer than any id of the register, so that no local node has the id of another.
+_LOCAL = b"local node "
+
+
+def local_id(name: str) -> bytes:
+    """The id of the local node that was started under this name: it stays the same when the node restarts."""
+    return _LOCAL + name.encode()
+
 
 class Guests:
     """Everybody who was here. `note` hears what a user should know, `trouble` of a register out of order."""
@@ -36,29 +44,34 @@ class Guests:
         # At most as many as the register lets in.
         self._names: dict[bytes, str] = {}
         self._owners: dict[str, bytes] = {}
-        # Nodes of the house, which no register knows.
-        self._out: dict[str, str] = {}
+        # Why local nodes are banned, by id: the register does not have them.
+        self._local_bans: dict[bytes, str] = {}
 
     def name_for(self, wanted: str, node_id: bytes, taken: Container[str]) -> str:
         """What this node is called: as it was before, or else as it wants, if nobody else is."""
         name, number = self._names.get(node_id, wanted), 1
-        while name in taken or self._owners.get(name, node_id) != node_id:
+        while name in taken or self._owner(name, node_id) != node_id:
             number += 1
             name = f"{wanted[:58]}-{number}"
         if node_id:
             self._names[node_id], self._owners[name] = name, node_id
         return name
 
-    def ban_of_the_house(self, name: str) -> str:
-        """Why a node of our own may not come back; nothing if it may."""
-        return self._out.get(name, "")
+    def _owner(self, name: str, default: bytes) -> bytes:
+        """Whose name it is. `local-N` is reserved, even while that local node is not here."""
+        is_reserved = name.startswith("local-") and name[len("local-") :].isdecimal()
+        return self._owners.get(name, local_id(name) if is_reserved else default)
+
+    def local_ban(self, node_id: bytes) -> str:
+        """Why a local node may not come back; nothing if it may."""
+        return self._local_bans.get(node_id, "")
 
     def ban(self, name: str, reason: str) -> None:
         """Whoever has this name may not come back, and must go if it is here."""
-        node_id = self._owners.get(name)
-        if node_id is None:
-            self._out[name] = reason
-        else:
+        node_id = self._owners.get(name, b"")
+        if node_id.startswith(_LOCAL):
+            self._local_bans[node_id] = reason
+        elif node_id:
             self._entry.turn_out(node_id, reason).add_done_callback(self._banned)
 
     def refresh(self, now: float) -> None:

@@ -190,8 +190,9 @@ class Coordinator:
         return self._finish is not None
 
     @property
-    def has_nodes(self) -> bool:
-        return len(self._peers) > 0
+    def connected(self) -> dict[str, bool]:
+        """Every connected node that has a name, and whether it is ready."""
+        return {peer.name: peer.is_ready for peer in self._peers}
 
     @property
     def reason(self) -> str:

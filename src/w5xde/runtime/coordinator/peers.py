@@ -33,7 +33,7 @@ from w5xde.messages import (
 from w5xde.protocol.session import COORDINATOR
 from w5xde.protocol.wire import Body, Limits
 from w5xde.runtime.admission.gatekeeper import Admission, Entry
-from w5xde.runtime.admission.names import Guests
+from w5xde.runtime.admission.names import Guests, local_id
 from w5xde.runtime.admission.register import Refused
 from w5xde.runtime.coordinator.canary_check import Proving
 from w5xde.runtime.coordinator.peer import Peer
@@ -225,11 +225,12 @@ class Peers:
             fix = f"install w5xde {w5xde.__version__} on both machines"
             self._refuse(peer, Refuse("W5-107", what, fix=fix))
         elif self.entry.is_of_the_house(hello):
-            banned = self._guests.ban_of_the_house(hello.name)
+            node_id = local_id(hello.name)
+            banned = self._guests.local_ban(node_id)
             if banned:
                 self._refuse(peer, Refuse("W5-114", f"this node is banned from the run: {banned}"))
             else:
-                self._welcome(peer, hello, Admission())
+                self._welcome(peer, hello, Admission(node_id))
         else:
             asked = self.entry.admit(hello, peer.visit.address)
             asked.add_done_callback(lambda done: self._admitted(peer, hello, done))
@@ -266,7 +267,9 @@ class Peers:
         for other in list(self._peers.values()):
             if admission.node_id and other.node_id == admission.node_id:
                 # If that is what is left of a broken connection, nobody hears it.
-                self.evict(other, "another node came with its credential: was the state folder copied?")
+                is_local = admission.node_id == local_id(hello.name)
+                copied = "another node came with its credential: was the state folder copied?"
+                self.evict(other, "it came back on a new connection" if is_local else copied)
         self._unnamed.discard(peer)
         peer.name = self._guests.name_for(hello.name, admission.node_id, self._peers)
         peer.node_id, peer.is_looking = admission.node_id, hello.looks
