@@ -398,6 +398,26 @@ class AtStep(w5xde.Callback):
             action(run)
 
 
+class HurryOnce(w5xde.Callback):
+    """Writes the file for which `jobs.slow` waits, once all these nodes have joined."""
+
+    def __init__(self, file: Path, *nodes: str) -> None:
+        self._file = file
+        self._missing = set(nodes)
+
+    def on_node_join(self, run: RunStatus, node: str) -> None:
+        self._missing.discard(node)
+        if not self._missing:
+            self._file.touch()
+
+
+def kill_any_node(run: RunStatus) -> str:
+    """Kill a local node that has joined, and return its name."""
+    name, pid = next((node.name, node.pid) for node in run.nodes if node.pid is not None)
+    os.kill(pid, signal.SIGKILL)
+    return name
+
+
 def pid_of(run: RunStatus, name: str) -> int:
     """Return the process of a local node."""
     pid = next(node.pid for node in run.nodes if node.name == name)

@@ -24,6 +24,14 @@ def free_port() -> int:
 
 
 @contextmanager
+def closed_port() -> Iterator[str]:
+    """Yield the address of a port that refuses connections, and that no other process can take meanwhile."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+@contextmanager
 def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
     """Listen, and call the function with each connection in turn; yield the address."""
     with socket.create_server(("127.0.0.1", 0)) as server:

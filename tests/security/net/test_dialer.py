@@ -10,7 +10,6 @@ import pytest
 
 from tests.processes import coordinator
 from tests.runtime.net.test_connection import Ears
-from tests.sockets import free_port
 from w5xde.config import Settings
 from w5xde.control.pool.connection_limits import Doorman
 from w5xde.doctor import remote_checks as there
@@ -44,10 +43,11 @@ def test_the_right_one_wins_over_one_that_is_silent_and_one_that_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = (RunIdentity.load_or_create(new_run_id(), tmp_path / name) for name in ("ours", "theirs"))
-    port = free_port()
 
     async def story() -> None:
-        doors = [listening(theirs, FIRST, port), listening(ours, SECOND, port)]
+        doors = [listening(theirs, FIRST, 0)]
+        port = doors[0].address[1]
+        doors.append(listening(ours, SECOND, port))
         node, began = Ears(NODE), time.monotonic()
         found = Route(ticket_for(ours, port, NOWHERE, FIRST, SECOND), Settings(road="tcp"))
         # Again by the certificate that is known by now.
@@ -66,10 +66,10 @@ def test_the_right_one_wins_over_one_that_is_silent_and_one_that_is_another(
 
 def test_if_none_is_right_the_most_telling_reason_is_told(tmp_path: Path) -> None:
     ours, theirs = (RunIdentity.load_or_create(new_run_id(), tmp_path / name) for name in ("ours", "theirs"))
-    port = free_port()
 
     async def story() -> None:
-        door = listening(theirs, FIRST, port)
+        door = listening(theirs, FIRST, 0)
+        port = door.address[1]
         for hosts, code, words in [
             ((SECOND, FIRST), "W5-501", "not the one that made this ticket"),
             ((SECOND, THIRD), "W5-103", "none of the ticket's 2 addresses answers"),

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import JOBS, command, run_python, ticket_of
-from tests.sockets import answering, free_port, full_backlog
+from tests.sockets import answering, closed_port, free_port, full_backlog
 from w5xde.cli.main import main
 from w5xde.config import Settings
 from w5xde.doctor import local_checks as here
@@ -96,7 +96,8 @@ def test_a_machine_on_which_something_fails_has_exit_code_1_and_no_traceback(
 ) -> None:
     (tmp_path / "file").touch()
     arguments = ["--runs", str(tmp_path / "file" / "runs"), "--device", "cuda:77", "--port", "0"]
-    assert main(["doctor", f"127.0.0.1:{free_port()}", *arguments]) == 1
+    with closed_port() as address:
+        assert main(["doctor", address, *arguments]) == 1
     told = capsys.readouterr().out
     for name, code in (("disk", "W5-404"), ("device", "W5-301"), ("route", "W5-103")):
         lines = told[told.index(f"error    {name}") :].splitlines()
@@ -145,7 +146,8 @@ def test_a_check_that_never_ends_is_left_alone_and_one_that_fails_is_a_finding()
 
 
 def test_a_closed_port_is_told() -> None:
-    refused = route(f"127.0.0.1:{free_port()}")["route"][0]
+    with closed_port() as address:
+        refused = route(address)["route"][0]
     assert (refused.state, refused.code) == ("error", "W5-103")
     assert "Connection refused" in refused.what
     assert "w5xde serve" in refused.fix
@@ -177,8 +179,8 @@ def test_a_name_nobody_knows_is_told() -> None:
 
 
 def test_one_address_that_answers_is_enough() -> None:
-    with answering(lambda connection: None) as address:
-        states = [each.state for each in route(f"127.0.0.1:{free_port()}", address)["route"]]
+    with answering(lambda connection: None) as address, closed_port() as closed:
+        states = [each.state for each in route(closed, address)["route"]]
     assert states == ["warning", "ok"]
 
 
