@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 # Two workers: the suite also starts processes of its own. `make test PYTEST_FLAGS=-x` runs in one.
-PYTEST_FLAGS ?= -n 2
+PYTEST_FLAGS ?= -n 2 --dist loadgroup
 SEEDS ?= 500
 FIRST ?= 0
 SECONDS ?= 600

@@ -643,3 +643,50 @@ def test_help_loads_no_torch(words):
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+
+
+# --- tests use public names -------------------------------------------------------------------------
+
+TESTS = Path(__file__).parent
+# A test that looks inside breaks when the inside is rewritten; these few have no other way to see what they
+# are about. The number may only fall.
+PRIVATE_ACCESSES_MAX = 20
+# Public names of the standard library that begin with an underscore.
+PUBLIC_UNDERSCORES = {"_exit", "_replace"}
+# It says when torch changes one of the private names that w5xde uses, so it must use them itself.
+ABOUT_PRIVATE_NAMES = TESTS / "learn" / "test_torch_private.py"
+
+
+def private_accesses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield where code uses a private name of something else than its own object, class or base class."""
+
+    def is_private(name: str) -> bool:
+        return name.startswith("_") and not name.endswith("__") and name not in PUBLIC_UNDERSCORES
+
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls") | ast.Call(func=ast.Name(id="super"))):
+                continue
+            case ast.Attribute(attr=name) if is_private(name):
+                yield node.lineno, ast.unparse(node)
+            case ast.ImportFrom(names=names):
+                yield from ((node.lineno, alias.name) for alias in names if is_private(alias.name))
+
+
+def test_tests_hardly_ever_use_private_names():
+    found = [
+        f"{path.relative_to(TESTS)}:{line} {what}"
+        for path in sorted(TESTS.rglob("*.py"))
+        if path != ABOUT_PRIVATE_NAMES
+        for line, what in private_accesses(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert len(found) <= PRIVATE_ACCESSES_MAX, "\n".join(found)
+
+
+def test_private_names_are_recognised():
+    seen = ast.parse("peer._work\nself.peer._work\nfrom w5xde.ticket import _to_base32")
+    assert len(list(private_accesses(seen))) == 3
+    own = ast.parse(
+        "self._work\ncls._work\nsuper()._work()\nos._exit(0)\nrow._replace(a=1)\nfrom x import __doc__"
+    )
+    assert list(private_accesses(own)) == []

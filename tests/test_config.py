@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import pytest
 from msgspec import Meta
 
+from tests.processes import run_python
 from w5xde.config import COMMAND_DEFAULTS, COMMAND_SETTINGS, Settings, field_types
 from w5xde.errors import UsageError
 from w5xde.setting_sources import resolve
@@ -303,7 +302,4 @@ def test_settings_are_checked_without_loading_torch():
         "import sys; from w5xde.setting_sources import resolve; resolve('train', {}); "
         "print('torch' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.strip() == "False"
+    assert run_python("-c", code).stdout.strip() == "False"

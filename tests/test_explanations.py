@@ -6,13 +6,12 @@ import ast
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import w5xde
+from tests.processes import run_python
 from w5xde.bench.command import build_parser as build_bench_parser
 from w5xde.cli.main import main
 from w5xde.cli.parser import build_parser
@@ -22,7 +21,7 @@ from w5xde.explanations import EXPLANATIONS, code_of, document
 PACKAGE = Path(w5xde.__file__).parent
 TESTS = Path(__file__).parent
 # In these errors are looked up, or made to be shown.
-MADE_BY_HAND = {"test_explanations.py", "test_words.py"}
+MADE_BY_HAND = {"test_explanations.py", "test_sanitize.py"}
 CODE = re.compile(r"W5-\d{3}")
 
 
@@ -138,7 +137,7 @@ def test_an_error_in_the_settings_does_not_keep_it_from_being_explained(
 def test_an_explanation_is_instant_because_torch_is_not_imported() -> None:
     program = "import sys\nfrom w5xde.cli.main import main\nmain(['explain', '103', '--json'])\n"
     program += "sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)
+    assert run_python("-c", program).returncode == 0
 
 
 def test_an_error_says_where_there_is_more_if_there_is() -> None:

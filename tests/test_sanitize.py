@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from w5xde.cli.view import View, _node_table
+from w5xde.cli.view import View, node_table
 from w5xde.config import Settings
 from w5xde.errors import JoinError, RemoteProtocolError
 from w5xde.learn.job.job import describe
@@ -141,7 +141,7 @@ def test_a_devices_markup_is_shown_and_not_obeyed() -> None:
     row = NodeStatus("pi", f"[bold]cpu[/nope]{ATTACK}", "working", 1, 1.0, 1.0, None, 0.0)
     out = io.StringIO()
     status = RunStatus("run", "sync", "127.0.0.1:1", 10, nodes=[row])
-    Console(file=out, width=200).print(_node_table(status))
+    Console(file=out, width=200).print(node_table(status))
     assert "[bold]cpu[/nope]oklink end" in out.getvalue()
 
 

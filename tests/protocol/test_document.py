@@ -9,15 +9,15 @@ import pytest
 from w5xde.control.node import COORDINATOR_SILENCE_SECONDS
 from w5xde.control.pool import connection_limits as doorman
 from w5xde.control.pool.members import BEAT_SECONDS, SILENCE_SECONDS
-from w5xde.messages import ENTRIES_MAX, NODE_NAME_PATTERN, PROTOCOL_VERSION
-from w5xde.protocol.wire import GREETING_LIMITS, WIRE_VERSION
-from w5xde.runtime.coordinator.canary_check import CHECK_FACTOR, CHECK_SECONDS_MIN
-from w5xde.runtime.coordinator.peer import (
+from w5xde.control.pool.patience import (
     GREETING_SECONDS,
     SLOW_BYTES_PER_SECOND,
     SLOW_SECONDS,
     STUCK_SECONDS,
 )
+from w5xde.messages import ENTRIES_MAX, NODE_NAME_PATTERN, PROTOCOL_VERSION
+from w5xde.protocol.wire import GREETING_LIMITS, WIRE_VERSION
+from w5xde.runtime.coordinator.canary_check import CHECK_FACTOR, CHECK_SECONDS_MIN
 from w5xde.runtime.coordinator.peers import ABSENT_BYTES_MAX, ANSWER_BYTES_MAX, WORDS_BYTES_MAX
 from w5xde.runtime.net.connection import LAST_WORDS_SECONDS
 from w5xde.runtime.node import limits as expected

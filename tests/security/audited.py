@@ -116,7 +116,7 @@ def replay() -> None:
 def train(folder: str, name: str) -> None:
     """Two nodes, compressed both ways, and once more from the checkpoint."""
     import w5xde
-    from tests.system.harness import JOBS
+    from tests.processes import JOBS
 
     settings: dict[str, Any] = {"nodes": 2, "runs": folder, "log": "silent", "compress": "zlib:1"}
     w5xde.train(f"{JOBS}:job", epochs=1, name=name, **settings)

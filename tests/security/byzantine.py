@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 import w5xde
 from tests.learn.verified import HONEST, blamed
-from tests.system.harness import events
+from tests.processes import events
 from tests.system.liars import LIES, Lies
 from w5xde.datasets import digits
 from w5xde.runtime.telemetry.status import RunStatus

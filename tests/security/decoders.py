@@ -44,7 +44,7 @@ from w5xde.messages import (
 )
 from w5xde.protocol.session import CHECKING, CLOSED, COORDINATOR, GREETED, NEW, NODE, WORKING, Session
 from w5xde.protocol.wire import Decoder, Frame, Limits, encode
-from w5xde.ticket import PREFIX, Secret, Ticket, _to_base32
+from w5xde.ticket import PREFIX, Secret, Ticket
 from w5xde.ticket import parse as parse_ticket
 
 # --- frames ---------------------------------------------------------------------------------------
@@ -278,12 +278,33 @@ TICKETS = [
 ]
 
 
+ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def body_of(ticket: Ticket) -> bytes:
+    """The bytes of a ticket without its checksum, decoded from its text."""
+    value = 0
+    digits = ticket.to_text().removeprefix(PREFIX)
+    for digit in digits:
+        value = value << 5 | ALPHABET.index(digit)
+    length = len(digits) * 5 // 8
+    return (value >> (len(digits) * 5 - length * 8)).to_bytes(length, "big")[:-4]
+
+
+def sealed_ticket(body: bytes) -> str:
+    """The text of any body with the right checksum, as another program would write it."""
+    data = body + zlib.crc32(body).to_bytes(4, "big")
+    characters = -(-len(data) * 8 // 5)
+    value = int.from_bytes(data, "big") << (characters * 5 - len(data) * 8)
+    return PREFIX + "".join(ALPHABET[value >> (5 * at) & 31] for at in reversed(range(characters)))
+
+
 def as_ticket(body: bytes) -> str:
-    """What another program would write: any body, with the length and the checksum that belong to it."""
+    """The text of any body with the right length and checksum, as another program would write it."""
     whole = bytearray(body)
     if len(whole) > 1:
         whole[1] = (len(whole) + 4) % 256
-    return PREFIX + _to_base32(bytes(whole) + zlib.crc32(whole).to_bytes(4, "big"))
+    return sealed_ticket(bytes(whole))
 
 
 def check_ticket(text: str) -> None:

@@ -17,7 +17,6 @@ import contextlib
 import mmap
 import os
 import select
-import signal
 import socket
 import sys
 import tempfile
@@ -30,8 +29,7 @@ from typing import Any
 
 import w5xde
 from tests import conftest  # noqa: F401  (one torch thread, and keys of its own)
-from tests.security.pool import HERE, Attacked, attacked
-from tests.system.harness import JOBS, ROOT, forked
+from tests.processes import HERE, JOBS, ROOT, Coordinator, coordinator, forked
 
 LORIS, IDLE = 64, 500
 DRIP_SECONDS, AGAIN_SECONDS = 0.5, 5.0
@@ -156,7 +154,7 @@ POOLS = {
 }
 
 
-def rate(run: Attacked, seconds: float) -> float:
+def rate(run: Coordinator, seconds: float) -> float:
     """Batches a second between two lines of metrics that are so far apart."""
     first = last = run.metrics_after(run.metrics()["seconds"])
     while last["seconds"] < first["seconds"] + seconds:
@@ -178,7 +176,7 @@ def bare_door() -> Iterator[int]:
             yield server.getsockname()[1]
 
 
-def seconds_to_join(run: Attacked, job: str, name: str) -> float:
+def seconds_to_join(run: Coordinator, job: str, name: str) -> float:
     """How long a real node takes from its first packet until the coordinator says that it joined."""
 
     def join() -> None:
@@ -188,11 +186,9 @@ def seconds_to_join(run: Attacked, job: str, name: str) -> float:
             w5xde.join(run.ticket, job, node_name=name, road="tcp", log="silent")
 
     began = time.monotonic()
-    with forked(join) as node:
-        run.wait_until_told(f"{name} joined")
-        took = time.monotonic() - began
-        os.kill(node, signal.SIGKILL)
-    return took
+    with forked(join):
+        run.wait_until_recorded(f"{name} joined")
+        return time.monotonic() - began
 
 
 @dataclass
@@ -243,7 +239,7 @@ def line(words: list[str]) -> str:
 def measure(pool: str, names: list[str], seconds: float) -> Iterator[Row]:
     """Each attack between two quiet times; and the same at a door that is nobody's, before it."""
     job = str(POOLS[pool]["job"])
-    with tempfile.TemporaryDirectory() as folder, attacked(Path(folder), **POOLS[pool]) as run:
+    with tempfile.TemporaryDirectory() as folder, coordinator(Path(folder), **POOLS[pool]) as run:
         run.wait_for_step(20)
         join_quiet = seconds_to_join(run, job, "before")
         quiet = rate(run, seconds / 2)

@@ -307,7 +307,7 @@ def a_damaged_ticket(ticket, edits):
 
 @holds(700, ticket=_tickets, edits=inputs.edits)
 def a_ticket_that_another_program_made(ticket, edits):
-    decoders.check_ticket(decoders.as_ticket(inputs.edited(ticket._body(), edits)[:200]))
+    decoders.check_ticket(decoders.as_ticket(inputs.edited(decoders.body_of(ticket), edits)[:200]))
 
 
 @holds(300, changes=inputs.json_changes)

@@ -120,7 +120,7 @@ class View(Watcher):
         status = self._status()
         parts: list[Text | Table] = [_progress(status), Text(_rates(status), style="dim")]
         if status.nodes:
-            parts.append(_node_table(status))
+            parts.append(node_table(status))
         else:
             parts.append(Text(self._waiting_text(), style="yellow"))
         for kind, text in self._events_after(0.0)[-EVENTS_SHOWN:]:
@@ -175,7 +175,7 @@ class View(Watcher):
         parts.append(_rates(status))
         parts.append(f"{sum(node.state == 'working' for node in status.nodes)} nodes")
         if status.seconds_left is not None:
-            parts.append(f"{_clock(status.seconds_left)} left")
+            parts.append(f"{duration_text(status.seconds_left)} left")
         return ", ".join(parts)
 
     def show_result(self, result: Result) -> None:
@@ -185,7 +185,7 @@ class View(Watcher):
         s = result.summary
         self.say(
             f"[bold green]done[/]  run [bold]{s['run']}[/]  {s['epochs']} epochs, {s['steps']:,} steps, "
-            f"{s['samples']:,} samples in {_clock(s['seconds'])} ({escape(result.reason)})",
+            f"{s['samples']:,} samples in {duration_text(s['seconds'])} ({escape(result.reason)})",
             markup=True,
         )
         if s["loss_first"] is not None:
@@ -280,7 +280,7 @@ class View(Watcher):
             return
         self.say(
             f"[bold green]done[/]  {report.name} computed {report.batches:,} batches of {report.run} "
-            f"in {_clock(report.seconds_busy)} ({escape(harmless(report.reason))})",
+            f"in {duration_text(report.seconds_busy)} ({escape(harmless(report.reason))})",
             markup=True,
         )
 
@@ -323,7 +323,7 @@ def _progress(status: RunStatus) -> Table:
         cells.append(Text(f"loss {status.loss:.4f}", style="bold"))
     cells += [Text(f"{key} {value:.4g}", style="bold green") for key, value in status.evaluation.items()]
     if status.seconds_left is not None:
-        cells.append(Text(f"{_clock(status.seconds_left)} left"))
+        cells.append(Text(f"{duration_text(status.seconds_left)} left"))
     row.add_row(*cells)
     return row
 
@@ -338,7 +338,7 @@ def _rates(status: RunStatus) -> str:
     )
 
 
-def _node_table(status: RunStatus) -> Table:
+def node_table(status: RunStatus) -> Table:
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for heading in ("node", "device", "state"):
         table.add_column(heading)
@@ -384,7 +384,7 @@ def _bytes(number: float) -> str:
     return f"{number:.0f} B"
 
 
-def _clock(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

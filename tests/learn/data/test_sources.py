@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 from torch.utils.data import default_collate as collated
 
+from tests.processes import run_python
 from w5xde.errors import JobError
 from w5xde.learn.data.sources import MapSource, Start, StreamSource, WorkerBatches, all_batches, open_source
 
@@ -90,9 +90,7 @@ def test_the_order_is_the_same_in_another_process():
         "source = open_source(list(range(64)), batch_size=64, seed=7, shuffle=True)\n"
         "print(source.indices(0, 0).tolist(), source.indices(5, 0).tolist())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100
-    )
+    done = run_python("-c", code)
     source = opened(list(range(64)), batch_size=64)
     assert done.stdout.strip() == f"{source.indices(0, 0).tolist()} {source.indices(5, 0).tolist()}"
 
@@ -378,7 +376,7 @@ def test_a_data_set_that_fails_is_told_with_the_users_own_line():
         def __getitem__(self, index: int) -> Any:
             raise FileNotFoundError("no such image: 7.png")
 
-    assert "the data set failed: FileNotFoundError: no such image: 7.png (test_data.py, line " in (
+    assert f"the data set failed: FileNotFoundError: no such image: 7.png ({Path(__file__).name}, line " in (
         refused(Broken([1])).what
     )
 
@@ -389,7 +387,7 @@ def test_a_stream_that_fails_is_told_with_the_users_own_line():
             yield 1
             raise FileNotFoundError("no such shard: 7.tar")
 
-    assert "the data set failed: FileNotFoundError: no such shard: 7.tar (test_data.py, line " in (
+    assert f"the data set failed: FileNotFoundError: no such shard: 7.tar ({Path(__file__).name}, line " in (
         refused(Broken()).what
     )
 

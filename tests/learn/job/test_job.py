@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes import run_python
 from w5xde.config import parse_every
 from w5xde.errors import JobError
 from w5xde.learn.job.job import Job, describe, load_job
@@ -250,9 +250,7 @@ def test_naming_a_job_wrongly_is_told_without_loading_torch(here):
         "try:\n    load_job('trian.py')\nexcept JobError as error:\n    print(error.what)\n"
         "print('torch' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = run_python("-c", code, cwd=Path.cwd())
     assert done.stdout.splitlines() == ["there is no job file trian.py", "False"]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 from torch import nn, optim
 from torch.optim.lr_scheduler import StepLR
 
+from tests.processes import run_python
 from w5xde.learn.step import fast_optimizer
 
 OPTIMIZERS: dict[str, Any] = {
@@ -74,9 +73,10 @@ def test_a_step_that_somebody_patched_is_called(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_training_does_not_load_the_compiler(tmp_path: Path) -> None:
     script = (
-        "import sys, w5xde; from tests.system.harness import JOBS\n"
+        "import sys, w5xde; from tests.processes import JOBS\n"
         "settings = dict(nodes=1, epochs=2, checkpoint_every='5steps')\n"
         f"w5xde.train(f'{{JOBS}}:job', runs={str(tmp_path)!r}, **settings)\n"
         "sys.exit('torch._dynamo' in sys.modules or 'sympy' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    done = run_python("-c", script)
+    assert done.returncode == 0, done.stderr

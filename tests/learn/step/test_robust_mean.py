@@ -16,7 +16,7 @@ from tests.learn.summing import Complete, Lent, Planned
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.model.layout import Vector
 from w5xde.learn.step.learner import Learner
-from w5xde.learn.step.robust_mean import CHUNK_COUNT, RobustSums, Share, _network
+from w5xde.learn.step.robust_mean import CHUNK_COUNT, RobustSums, Share, sorting_network
 from w5xde.learn.step.sums import Contribution, StepNotFinite
 from w5xde.robust_rule import Robust, parse_robust
 from w5xde.tree import Span
@@ -243,7 +243,7 @@ def test_the_network_sorts(count: int) -> None:
     cases = range(2**count) if count <= 10 else [numbers.getrandbits(count) for _ in range(2000)]
     for case in cases:
         row = [case >> i & 1 for i in range(count)]
-        for low, high in _network(count):
+        for low, high in sorting_network(count):
             row[low], row[high] = min(row[low], row[high]), max(row[low], row[high])
         assert row == sorted(row)
 

@@ -203,14 +203,19 @@ def test_large_batches_are_not_grouped(monkeypatch: pytest.MonkeyPatch, groups: 
     assert not groups
 
 
-def test_what_nobody_asked_for_is_forgotten() -> None:
-    trainer = trainer_of(make(mlp()))
+def test_what_was_computed_ahead_and_not_asked_for_is_forgotten(groups: list[int]) -> None:
+    job = make(mlp())
+    trainer, plain = trainer_of(job), trainer_of(job, recording="off")
     for first in range(0, 80, 16):
         computed(trainer, frame(first, 16, 4))
-    trainer.look_ahead(frame(80, 4, 4))
-    assert len(trainer._ahead) == 4
+    tasks = frame(80, 4, 4)
+    trainer.look_ahead(tasks)
+    assert groups[-1] == 4
     trainer.look_ahead([])
-    assert not trainer._ahead
+    for task in tasks:
+        inputs, _ = task.batches[0][2]
+        inputs.mul_(2)
+        assert trainer.compute(task).vector.is_same(plain.compute(task).vector)
 
 
 def test_rows_that_lie_together_are_sent_in_one_piece() -> None:
@@ -271,7 +276,7 @@ def test_a_model_that_begins_with_zeros_has_the_same_bits_afterwards(
 def test_trying_a_group_leaves_the_weights_as_they_are() -> None:
     job = make(mlp())
     trainer = trainer_of(job)
-    before = [parameter.detach().clone() for parameter in trainer._parameters]
+    before = [parameter.detach().clone() for parameter in trainer.module.parameters()]
     for first in range(0, 64, 16):
         computed(trainer, frame(first, 16, 8))
-    assert all(torch.equal(a, b) for a, b in zip(before, trainer._parameters, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.module.parameters(), strict=True))

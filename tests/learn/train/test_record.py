@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from tests.learn import jobs
 from tests.learn.jobs import CLASSES, FEATURES, make, mlp, settings
 from tests.learn.pool import CPU, train_in_pool, welcome_of
+from tests.processes import run_python
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.job.job import BatchFailed, Job
 from w5xde.learn.job.node_setup import prepare_node
@@ -411,4 +410,5 @@ def test_watching_a_batch_does_not_load_torchs_compiler() -> None:
         "for i in range(9): t.compute(trainer, t.batch_of(i))\n"
         "sys.exit('torch._dynamo' in sys.modules or 'sympy' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    done = run_python("-c", script)
+    assert done.returncode == 0, done.stderr

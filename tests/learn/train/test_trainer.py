@@ -172,14 +172,14 @@ def test_parameters_without_a_gradient_in_any_batch_are_named() -> None:
 def test_parameters_that_were_given_other_memory_take_over_the_next_version() -> None:
     trainer, prepared = ready(make(mlp()))
     learner: Learner = prepared.learner
-    for parameter in trainer._flat.module.parameters():
+    for parameter in trainer.module.parameters():
         parameter.data = parameter.data.clone()
     with torch.no_grad():
         for parameter in learner.flat.module.parameters():
             parameter.mul_(2)
     learner.version += 1
     trainer.load(bytearray(learner.snapshot(whole=False)), whole=False)
-    ours, theirs = trainer._flat.module.parameters(), learner.flat.module.parameters()
+    ours, theirs = trainer.module.parameters(), learner.flat.module.parameters()
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 

@@ -444,7 +444,7 @@ def test_what_a_model_keeps_of_its_first_batch_is_not_the_canarys():
     prepared = prepare(job, settings())
     parts = parts_of(job, prepared)
     assert wrong_with(parts, prepared) == ""
-    assert parts.trainer._flat.module.kept is None
+    assert parts.trainer.module.kept is None
 
 
 def test_a_buffer_that_is_another_each_time_makes_no_node_wrong():

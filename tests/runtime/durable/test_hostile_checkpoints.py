@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load, save
 
 import w5xde
-from tests.system.harness import JOBS
+from tests.processes import JOBS
 from tests.system.jobs import job
 from w5xde.cli.main import main
 from w5xde.config import Settings

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import zstandard
 
+from tests.processes import events
 from tests.runtime.faults import FaultyDisk, failing_at
 from w5xde.control.steps.cut import Accounts, Cut, Progress
 from w5xde.control.steps.plan import Cursor
@@ -402,10 +403,13 @@ def test_what_waits_for_a_disk_has_a_limit_and_the_audit_tells_of_the_gap(
     for number in range(200):
         with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
             ledger.write(notes(number))
-        assert ledger._unsynced_bytes <= 2000 + 100
     disk.wrong = lambda operation, name: 0
     ledger.write(notes(200))
     ledger.sync()
+    # What waited for the disk is written now, beside the two records of before and one of the new segment.
+    written = [json.dumps(record, separators=(",", ":")) for record in events(tmp_path)]
+    assert 3 < len(written) < 200
+    assert sum(map(len, written)) <= 2000 + 3 * 200
     assert any("gap" in each for each in audit_disk(disk, "run").findings.violations)
 
 

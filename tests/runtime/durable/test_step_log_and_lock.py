@@ -7,13 +7,14 @@ import os
 import shutil
 import signal
 import struct
-import subprocess
-import sys
 import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.processes import Process, forked
 from tests.runtime.faults import FaultyDisk, failing_at
 from w5xde.errors import StorageError
 from w5xde.runtime.durable.disk import Disk, RealDisk
@@ -207,25 +208,32 @@ def test_a_forgotten_past_leaves_later_lives_alone(tmp_path: Path) -> None:
 # --- the lock -------------------------------------------------------------------------------------
 
 
-def holder(folder: Path, then: str = "") -> tuple[subprocess.Popen[str], str]:
-    """Another process that holds the lock, does something else, and stays; what it said."""
-    program = (
-        "import os, signal\nfrom pathlib import Path\nfrom w5xde.runtime.durable.lock import RunLock\n"
-        f"lock = RunLock(Path({str(folder)!r}))\nsaid = 'held'\n{then}\n"
-        "print(said, flush=True)\nsignal.pause()"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    said = process.stdout.readline().strip()
-    assert said
-    return process, said
+@contextmanager
+def holder(folder: Path, then: Callable[[], int] = lambda: 0) -> Iterator[tuple[Process, int]]:
+    """Yield another process that holds the lock and stays, and what the function returned there."""
+
+    def work() -> None:
+        lock = RunLock(folder)
+        print("held", then(), flush=True)
+        signal.pause()
+        lock.release()
+
+    with forked(work) as process:
+        yield process, int(process.wait_for("held").split()[1])
 
 
-def kill(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
+def fork_and_stay() -> int:
+    child = os.fork()
+    while child == 0:
+        signal.pause()
+    return child
+
+
+def fork_and_end() -> int:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
 
 
 def test_a_second_holder_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
@@ -250,31 +258,30 @@ def test_whatever_is_in_the_file_the_lock_is_taken_or_refused(tmp_path: Path) ->
 
 
 def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
-    process, _ = holder(tmp_path)
-    with pytest.raises(StorageError, match=f"process {process.pid}"):
-        RunLock(tmp_path)
-    kill(process)
-    RunLock(tmp_path).release()
+    with holder(tmp_path) as (process, _):
+        with pytest.raises(StorageError, match=f"process {process.pid}"):
+            RunLock(tmp_path)
+        process.kill()
+        process.wait()
+        RunLock(tmp_path).release()
 
 
 def test_a_forked_child_that_outlives_its_parent_holds_nothing(tmp_path: Path) -> None:
-    process, child = holder(
-        tmp_path,
-        "ours, theirs = os.pipe()\n"
-        "said = os.fork()\n"
-        "if said == 0:\n    os.write(theirs, b'x')\n    signal.pause()\n"
-        "os.read(ours, 1)",
-    )
-    with pytest.raises(StorageError, match=f"process {process.pid}"):
-        RunLock(tmp_path)
-    kill(process)
-    os.kill(int(child), 0)
-    RunLock(tmp_path).release()
-    os.kill(int(child), signal.SIGKILL)
+    with holder(tmp_path, fork_and_stay) as (process, child):
+        with pytest.raises(StorageError, match=f"process {process.pid}"):
+            RunLock(tmp_path)
+        process.kill()
+        process.wait()
+        os.kill(child, 0)
+        try:
+            RunLock(tmp_path).release()
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_forked_child_that_ends_takes_the_lock_from_nobody(tmp_path: Path) -> None:
-    process, _ = holder(tmp_path, "child = os.fork()\nos._exit(0) if child == 0 else os.waitpid(child, 0)")
-    with pytest.raises(StorageError, match=f"process {process.pid}"):
+    with (
+        holder(tmp_path, fork_and_end) as (process, _),
+        pytest.raises(StorageError, match=f"process {process.pid}"),
+    ):
         RunLock(tmp_path)
-    kill(process)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import socket
+from collections.abc import Callable
+from typing import cast
 
 import pytest
 
@@ -21,10 +24,23 @@ from w5xde.ticket import Secret, Ticket
 LARGE = 8 * 1024 * 1024
 
 
-class Ears:
-    """Notes everything a connection tells."""
+class OpenConnection(Connection):
+    """A connection whose transport a test can use: to write half a frame, or to read nothing for a while."""
 
-    def __init__(self, side: str) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        super().connection_made(transport)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether it has written past asyncio."""
+        return self._direct is not None
+
+
+class Ears:
+    """Records everything that a connection reports; `admit` decides whether a body may come now."""
+
+    def __init__(self, side: str, admit: Callable[[Connection, Message, int], bool] | None = None) -> None:
         self.messages: list[tuple[Message, bytes]] = []
         self.signs = 0
         self.opened = asyncio.Event()
@@ -36,7 +52,9 @@ class Ears:
             lost=lambda connection, reason: self.lost.set(),
             alive=self._alive,
         )
-        self.connection = Connection(side, owner, Limits(1 << 20, LARGE))
+        if admit is not None:
+            owner = dataclasses.replace(owner, admit=admit)
+        self.connection = OpenConnection(side, owner, Limits(1 << 20, LARGE))
 
     def _heard(self, connection: Connection, message: Message, body: Body) -> None:
         self.messages.append((message, bytes(body)))
@@ -58,9 +76,9 @@ async def dial(ears: Ears, host: str, port: int, road: str = "auto") -> Connecti
     return await Route(ticket, Settings(road=road)).dial(lambda: ears.connection)
 
 
-async def pair(road: str = "tcp") -> tuple[Ears, Ears]:
+async def pair(road: str = "tcp", coordinator: Ears | None = None) -> tuple[Ears, Ears]:
     """A node and a coordinator, connected and past their greeting."""
-    node, coordinator = Ears(NODE), Ears(COORDINATOR)
+    node, coordinator = Ears(NODE), coordinator or Ears(COORDINATOR)
     door = await listen(coordinator, "127.0.0.1", road)
     await dial(node, "127.0.0.1", door.address[1], road)
     await asyncio.wait_for(coordinator.opened.wait(), 5)
@@ -76,8 +94,7 @@ def test_bytes_of_an_unfinished_body_are_a_sign_of_life() -> None:
     async def story() -> None:
         node, coordinator = await pair()
         frame = encode(Params(1, whole=False), 1000) + bytes(1000)
-        transport = coordinator.connection._transport
-        assert transport is not None
+        transport = coordinator.connection.transport
         transport.write(frame[:-1])
         while node.connection.bytes_received < len(frame) - 1:
             await asyncio.wait_for(asyncio.sleep(0), 5)
@@ -178,9 +195,7 @@ def test_on_one_machine_the_shorter_road_is_taken_and_tcp_if_it_is_asked_for() -
         families = {}
         for road in ("auto", "tcp"):
             node, coordinator = await pair(road)
-            transport = node.connection._transport
-            assert transport is not None
-            families[road] = transport.get_extra_info("socket").family
+            families[road] = node.connection.transport.get_extra_info("socket").family
             coordinator.connection.send(Params(1, whole=False), [bytes(LARGE)])
             await asyncio.wait_for(node.heard.wait(), 10)
             assert node.messages[0][1] == bytes(LARGE)
@@ -246,7 +261,7 @@ def test_a_peer_that_dies_while_much_is_sent_to_it_makes_no_noise(
 ) -> None:
     async def story() -> None:
         node, coordinator = await pair(road)
-        theirs = node.connection._transport
+        theirs = node.connection.transport
         assert theirs is not None
         theirs.abort()
         await asyncio.wait_for(node.lost.wait(), 5)

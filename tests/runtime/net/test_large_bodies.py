@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import Any
 
-from tests.runtime.net.test_connection import pair
+from tests.runtime.net.test_connection import Ears, pair
 from w5xde.learn.model.route import LARGE_BYTES_MIN
 from w5xde.messages import Answer, Beat, Params, Update
+from w5xde.protocol.session import COORDINATOR
 from w5xde.protocol.wire import encode
 from w5xde.runtime.net.connection import Connection
 
@@ -20,7 +20,7 @@ def test_parting_while_the_last_words_drain_parts_once() -> None:
         wrong: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: wrong.append(context))
         node, coordinator = await pair()
-        node.connection._pause_reading()
+        node.connection.transport.pause_reading()
         for version in range(5):
             coordinator.connection.send(Params(version, whole=False), [bytes(400 * 1024)] * 3)
         coordinator.connection.send(Beat())
@@ -41,15 +41,13 @@ def test_an_update_without_a_body_may_come_in_one_read_with_a_large_one() -> Non
 
     async def story() -> None:
         asked: list[int] = []
-        node, coordinator = await pair()
 
         def admit(connection: Connection, message: Any, body_bytes: int) -> bool:
             asked.append(body_bytes)
             return False
 
-        coordinator.connection._owner = dataclasses.replace(coordinator.connection._owner, admit=admit)
-        transport = node.connection._transport
-        assert transport is not None
+        node, coordinator = await pair(coordinator=Ears(COORDINATOR, admit))
+        transport = node.connection.transport
         transport.write(heard + bytes(1000))
         await asyncio.wait_for(coordinator.heard.wait(), 5)
         assert asked == [LARGE_BYTES_MIN]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from secrets import token_hex
 
 import pytest
 from cryptography import x509
 
+from tests.processes import PATIENCE_SECONDS, forked
 from tests.security.admission.test_ticket import make
 from w5xde.errors import StorageError
 from w5xde.runtime.admission import private_files as private
@@ -210,21 +211,15 @@ def test_a_damaged_identity_is_refused_and_kept(state):
 
 
 def test_several_who_come_at_once_have_one_identity(state):
-    code = (
-        "import sys; from pathlib import Path; from w5xde.runtime.admission.identity import RunIdentity\n"
-        "print('ready', flush=True); sys.stdin.readline()\n"
-        f"print(RunIdentity.load_or_create({RUN!r}, Path(sys.argv[1])).fingerprint.hex())"
-    )
-    command = [sys.executable, "-c", code, str(state)]
-    several = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)
-    ]
-    for process in several:
-        assert process.stdout.readline() == "ready\n"
-    for process in several:
-        process.stdin.write("\n")
-        process.stdin.flush()
-    assert len({process.communicate(timeout=20)[0] for process in several}) == 1
+    all_are_here = multiprocessing.get_context("fork").Barrier(3)
+
+    def work() -> None:
+        all_are_here.wait(PATIENCE_SECONDS)
+        print(RunIdentity.load_or_create(RUN, state).fingerprint.hex())
+
+    with forked(work) as one, forked(work) as two, forked(work) as three:
+        assert [each.wait() for each in (one, two, three)] == [0, 0, 0]
+        assert one.text == two.text == three.text != ""
 
 
 def test_the_identity_shows_no_key(state):
@@ -265,31 +260,28 @@ def test_nodes_of_one_machine_never_share_a_credential(state):
 
 
 def test_a_place_is_free_again_when_its_process_is_killed_though_a_child_lives_on(state):
-    code = (
-        "import os, sys, time; from pathlib import Path\n"
-        "from w5xde.runtime.admission.credentials import NodeCredentials\n"
-        "credentials = NodeCredentials('pool', Path(sys.argv[1]))\n"
-        "child = os.fork()\n"
-        "if child: print(child, flush=True)\n"
-        "time.sleep(60)"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(state)], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    child = int(process.stdout.readline())
-    try:
-        taken = NodeCredentials("pool", state)
-        taken.save(CREDENTIAL)
-        taken.close()
-        assert sorted(path.name for path in (state / "nodes/pool").glob("*.json")) == ["01.json"]
-        process.kill()
-        process.wait(timeout=10)
-        free = NodeCredentials("pool", state)
-        assert free.load() is None
-        free.close()
-    finally:
-        os.kill(child, 9)
-        process.stdout.close()
+    def work() -> None:
+        credentials = NodeCredentials("pool", state)
+        child = os.fork()
+        if child:
+            print("child", child)
+        signal.pause()
+        credentials.close()
+
+    with forked(work) as process:
+        child = int(process.wait_for("child").split()[1])
+        try:
+            taken = NodeCredentials("pool", state)
+            taken.save(CREDENTIAL)
+            taken.close()
+            assert sorted(path.name for path in (state / "nodes/pool").glob("*.json")) == ["01.json"]
+            process.kill()
+            process.wait()
+            free = NodeCredentials("pool", state)
+            assert free.load() is None
+            free.close()
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_credential_belongs_to_the_run_whose_certificate_the_ticket_pins():

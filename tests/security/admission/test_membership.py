@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
+import shutil
 import socket
 import stat
 import time
@@ -13,8 +12,18 @@ from pathlib import Path
 import pytest
 
 import w5xde
-from tests.security.pool import HERE, attacked, wait_until
-from tests.system.harness import JOBS, command, ended, events, forked, run_json, when_there
+from tests.processes import (
+    HERE,
+    JOBS,
+    command,
+    coordinator,
+    events,
+    node,
+    resumed,
+    run_json,
+    wait_for_file,
+    wait_until,
+)
 from w5xde.cli.main import main
 from w5xde.runtime.admission.credentials import pool_of
 from w5xde.runtime.admission.register import TicketRegister
@@ -33,7 +42,7 @@ def test_a_revoked_ticket_disconnects_nobody_and_a_ban_one_node_alone(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     runs = ["--runs", str(tmp_path), "--json"]
-    with attacked(tmp_path) as run:
+    with coordinator(tmp_path) as run:
         file = tmp_path / "here"
         file.write_text(run.ticket.to_text())
         states = {name: tmp_path / f"state-{name}" for name in ("good", "bad")}
@@ -56,26 +65,26 @@ def test_a_revoked_ticket_disconnects_nobody_and_a_ban_one_node_alone(
             began = time.monotonic()
             assert main(["ticket", "ban", "mine", "bad", "--reason", "it cheated", *runs]) == 0
             capfd.readouterr()
-            assert bad.finish() == 10
+            assert bad.wait() == 10
             assert time.monotonic() - began < 5.0, "a second or two, and the end of a process"
             assert "error[W5-112]: the coordinator turned this node out" in bad.text
             assert "banned from the run: it cheated" in bad.text
             # It does not come back: neither as who it was, nor by a ticket that is revoked.
             with command("join", f"@{file}", f"{JOBS}:slow", W5XDE_STATE=str(states["bad"])) as again:
-                assert again.finish() == 10
+                assert again.wait() == 10
             assert "error[W5-114]" in again.text
             kept(states["bad"], run.ticket).unlink()
             with command("join", f"@{file}", f"{JOBS}:slow", W5XDE_STATE=str(states["bad"])) as again:
-                assert again.finish() == 10
+                assert again.wait() == 10
             assert "error[W5-105]" in again.text
-            assert "good left" not in run.told()
-            good.process.send_signal(signal.SIGINT)
-            assert good.finish() == 0
+            assert "good left" not in run.ledger_text()
+            good.interrupt()
+            assert good.wait() == 0
             # Who was let in once comes back, whatever became of the ticket.
             with command("join", f"@{file}", f"{JOBS}:slow", W5XDE_STATE=str(states["good"])) as back:
                 back.wait_for("joined mine")
                 result = run.stop_and_compare(tmp_path)
-                assert back.finish() == 0
+                assert back.wait() == 0
         assert {node["name"] for node in result["nodes"]} >= {"local-1", "good", "bad"}
 
 
@@ -84,7 +93,7 @@ def test_a_ban_goes_by_the_name_that_a_node_has_in_the_run(
 ) -> None:
     """Both ask for one name, as nodes of one machine do; one gets another, and is banned by that."""
     runs = ["--runs", str(tmp_path), "--json"]
-    with attacked(tmp_path) as run:
+    with coordinator(tmp_path) as run:
         file = tmp_path / "here"
         file.write_text(run.ticket.to_text())
         join = ["join", f"@{file}", f"{JOBS}:slow", "--name", "twin"]
@@ -102,29 +111,29 @@ def test_a_ban_goes_by_the_name_that_a_node_has_in_the_run(
             assert main(["ticket", "ban", "mine", "twin-2", *runs]) == 0
             banned = json.loads(capfd.readouterr().out)["banned"]
             assert [node["name"] for node in banned] == ["twin-2"]
-            assert goes.finish() == 10
+            assert goes.wait() == 10
             assert "error[W5-112]" in goes.text
-            run.wait_until_told("twin-2 left")
-            assert "twin left" not in run.told()
-            stays.process.send_signal(signal.SIGINT)
-            assert stays.finish() == 0
+            run.wait_until_recorded("twin-2 left")
+            assert "twin left" not in run.ledger_text()
+            stays.interrupt()
+            assert stays.wait() == 0
         run.stop()
 
 
 def test_a_cheat_that_was_turned_out_does_not_come_back_whatever_it_tries(tmp_path: Path) -> None:
     """As itself, by its ticket, and to the next life of the coordinator: refused, and told why."""
-    with attacked(tmp_path, verify=1.0, checkpoint_every="2steps") as run:
+    with coordinator(tmp_path, verify=1.0, checkpoint_every="2steps") as run:
         file, state = tmp_path / "here", tmp_path / "state-cheat"
         file.write_text(run.ticket.to_text())
 
         def refused(name: str) -> str:
             join = ["join", f"@{file}", f"{JOBS}:flipped", "--name", name, "--road", "tcp"]
             with command(*join, W5XDE_STATE=str(state)) as cheat:
-                assert cheat.finish() == 10, cheat.text
+                assert cheat.wait() == 10, cheat.text
             return cheat.text
 
         assert "error[W5-112]: the coordinator turned this node out" in refused("cheat")
-        run.wait_until_told("'kind': 'banned', 'node': 'cheat'")
+        run.wait_until_recorded("'kind': 'banned', 'node': 'cheat'")
         for name in ("cheat", "innocent"):
             text = refused(name)
             assert "error[W5-114]: this node is banned from the run: an update of it was" in text
@@ -132,19 +141,15 @@ def test_a_cheat_that_was_turned_out_does_not_come_back_whatever_it_tries(tmp_pa
         assert "error[W5-114]: a node that came from here by this ticket is banned" in refused("innocent")
         assert [node.name for node in run.register.nodes()] == ["cheat"]
         run.wait_for_step(3)
-        os.kill(run.pid, signal.SIGKILL)
-        assert ended(run.pid) == -signal.SIGKILL
-        (tmp_path / "ticket").unlink()
-        with forked(lambda: w5xde.serve(f"{JOBS}:slow", resume="mine", runs=str(tmp_path))) as second:
-            when_there(tmp_path / "ticket")
+        run.kill()
+        with resumed(run) as second:
             assert "error[W5-114]: a node that came from here" in refused("cheat")
             (tmp_path / "kept").rename(kept(state, run.ticket))
             assert "error[W5-114]: this node is banned" in refused("cheat")
             # Whoever runs the coordinator may think otherwise.
             assert main(["ticket", "unban", "mine", "cheat", "--runs", str(tmp_path)]) == 0
             assert "error[W5-112]: the coordinator turned this node out" in refused("cheat")
-            os.kill(second, signal.SIGINT)
-            assert ended(second) == 0
+            second.stop()
     assert joins(run.folder, "cheat") == 2
     assert joins(run.folder, "innocent") == 0
 
@@ -152,41 +157,30 @@ def test_a_cheat_that_was_turned_out_does_not_come_back_whatever_it_tries(tmp_pa
 def test_nodes_come_back_over_tls_to_a_coordinator_that_was_killed(tmp_path: Path) -> None:
     """With their credentials: the ticket has been revoked meanwhile, and the certificate is the same."""
     with (
-        attacked(tmp_path, checkpoint_every="2steps") as run,
-        forked(lambda: w5xde.join(run.ticket, f"{JOBS}:slow", node_name="guest", road="tcp")) as guest,
+        coordinator(tmp_path, checkpoint_every="2steps") as run,
+        node(run.ticket, node_name="guest", road="tcp") as guest,
     ):
-        run.wait_until_told("guest joined")
+        run.wait_until_recorded("guest joined")
         run.wait_for_step(3)
         run.register.revoke(run.ticket.id.hex(), time.time())
-        os.kill(run.pid, signal.SIGKILL)
-        assert ended(run.pid) == -signal.SIGKILL
-        (tmp_path / "ticket").unlink()
-        resume = {"resume": "mine", "runs": str(tmp_path)}
-        with forked(lambda: w5xde.serve(f"{JOBS}:slow", **resume)) as second:
-            ticket = parse(when_there(tmp_path / "ticket").read_text())
-            assert ticket.fingerprint == run.ticket.fingerprint
-            assert ticket.addresses[0][1] == run.port, "the port of before, so that nodes find it"
+        run.kill()
+        with resumed(run) as second:
+            assert second.ticket.fingerprint == run.ticket.fingerprint
+            assert second.port == run.port, "nodes look for it at the port of before"
             wait_until(lambda: joins(run.folder, "guest") == 2, lambda: "the guest did not come back")
-            os.kill(second, signal.SIGINT)
-            assert ended(second) == 0
-        assert ended(guest) == 0
+            result = second.stop()
+        assert guest.wait() == 0
     nodes = TicketRegister(run.folder).nodes()
     assert [node.name for node in nodes] == ["guest"]
-    result = json.loads((run.folder / "manifest.json").read_text())["result"]
-    alone = {**run.settings, "host": "127.0.0.1", "name": "alone", "epochs": None, "ticket_file": None}
-    again = w5xde.train(f"{JOBS}:job", runs=str(tmp_path), **{**alone, "steps": result["steps"]})
-    assert again.summary["weights_sha256"] == result["weights_sha256"]
+    run.compare(tmp_path, result)
 
 
 def test_with_a_new_identity_nobody_comes_by_what_was_handed_out_before(tmp_path: Path) -> None:
-    with attacked(tmp_path, nodes=0, checkpoint_every="2steps") as run:
-        with forked(lambda: w5xde.join(run.ticket, f"{JOBS}:slow", node_name="guest", road="tcp")) as guest:
-            run.wait_until_told("guest joined")
+    with coordinator(tmp_path, nodes=0, checkpoint_every="2steps") as run:
+        with node(run.ticket, node_name="guest", road="tcp"):
+            run.wait_until_recorded("guest joined")
             run.wait_for_step(1)
-            os.kill(run.pid, signal.SIGKILL)
-            assert ended(run.pid) == -signal.SIGKILL
-            os.kill(guest, signal.SIGKILL)
-            ended(guest)
+            run.kill()
         file, old = tmp_path / "ticket", tmp_path / "old"
         file.rename(old)
         old.write_text(run.ticket.to_text())
@@ -197,43 +191,44 @@ def test_with_a_new_identity_nobody_comes_by_what_was_handed_out_before(tmp_path
         assert [node.name for node in run.register.nodes()] == ["guest"]
         with command(*resume) as second:
             second.wait_for("the run has a new identity: nobody comes by a ticket or credential of before")
-            ticket = parse(when_there(file).read_text())
+            ticket = parse(wait_for_file(file).read_text())
             assert ticket.fingerprint != run.ticket.fingerprint
             assert run.register.nodes() == []
             # Whoever comes over TLS sees another certificate; on this machine nobody knows the ticket.
-            for road, code in (("tcp", "W5-501"), ("auto", "W5-113")):
-                with command("join", f"@{old}", f"{JOBS}:slow", "--road", road) as before:
-                    assert before.finish() == 10
+            for road, code, wait in (("tcp", "W5-501", "0"), ("auto", "W5-113", "5")):
+                with command("join", f"@{old}", f"{JOBS}:slow", "--road", road, "--wait", wait) as before:
+                    assert before.wait() == 10
                 assert f"error[{code}]" in before.text
             with command("join", f"@{file}", f"{JOBS}:slow", "--name", "again") as after:
                 after.wait_for("joined mine as again")
-                second.process.send_signal(signal.SIGINT)
-                assert second.finish() == 0
-                assert after.finish() == 0
+                second.interrupt()
+                assert second.wait() == 0
+                assert after.wait() == 0
         # That was for once.
-        with forked(lambda: w5xde.serve(f"{JOBS}:slow", resume="mine", runs=str(tmp_path), seconds=0.1)):
-            file.unlink()
-            assert parse(when_there(file).read_text()).fingerprint == ticket.fingerprint
+        with resumed(run) as third:
+            assert third.ticket.fingerprint == ticket.fingerprint
 
 
 def test_a_node_whose_credential_nobody_knows_any_more_comes_by_its_ticket(tmp_path: Path) -> None:
-    with attacked(tmp_path) as run:
+    with coordinator(tmp_path) as run:
         state = tmp_path / "state"
         file = tmp_path / "here"
         file.write_text(run.ticket.to_text())
         join = ["join", f"@{file}", f"{JOBS}:slow", "--name", "guest"]
-        with command(*join, W5XDE_STATE=str(state)) as node:
-            node.wait_for("joined mine")
-            node.process.send_signal(signal.SIGINT)
-            assert node.finish() == 0
-        # As if the run folder were a copy from before it came.
-        book = run.register
-        book._change(lambda found: (type(found)(entrance=found.entrance, tickets=found.tickets), None))
-        with command(*join, W5XDE_STATE=str(state)) as node:
-            node.wait_for("does not know this node any more; trying the ticket")
-            node.wait_for("joined mine")
+        tickets = run.folder / "tickets.json"
+        before = shutil.copy2(tickets, tmp_path / "before")
+        with command(*join, W5XDE_STATE=str(state)) as guest:
+            guest.wait_for("joined mine")
+            guest.interrupt()
+            assert guest.wait() == 0
+        assert [each.name for each in run.register.nodes()] == ["guest"]
+        # As in a run folder that was restored from before the node came.
+        before.replace(tickets)
+        with command(*join, W5XDE_STATE=str(state)) as guest:
+            guest.wait_for("does not know this node any more; trying the ticket")
+            guest.wait_for("joined mine")
             run.stop()
-            assert node.finish() == 0
+            assert guest.wait() == 0
 
 
 def test_the_commands_of_tickets_tell_people_and_programs(

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 import w5xde
-from tests.security.pool import HERE, Attacked, Stranger, attacked
-from tests.system.harness import JOBS, answering, forked
+from tests.processes import HERE, JOBS, Coordinator, coordinator, node
+from tests.security.stranger import Stranger
+from tests.sockets import answering
 from w5xde.errors import JoinError
 from w5xde.learn.model.layout import Blueprint
 from w5xde.messages import Answer, Beat, Bye, Hello, Ready, Refuse, Update, Welcome, Work
@@ -33,8 +34,8 @@ def proof(ticket: Ticket) -> bytes:
     return ticket.id + ticket.secret.reveal()
 
 
-def refused(run: Attacked, greeting: dict[str, Any]) -> tuple[str, str]:
-    with Stranger(run) as stranger:
+def refused(run: Coordinator, greeting: dict[str, Any]) -> tuple[str, str]:
+    with Stranger(run.ticket) as stranger:
         stranger.greet(**greeting)
         answer = stranger.hear()
         assert isinstance(answer, Refuse), answer
@@ -43,7 +44,7 @@ def refused(run: Attacked, greeting: dict[str, Any]) -> tuple[str, str]:
 
 
 def test_every_wrong_proof_is_refused_with_its_reason(tmp_path: Path) -> None:
-    with attacked(tmp_path) as run:
+    with coordinator(tmp_path) as run:
         register, now = run.register, time.time()
         expired = register.new(now - 2 * HOUR, lifetime_seconds=HOUR)
         revoked = register.new(now)
@@ -81,7 +82,7 @@ def test_every_wrong_proof_is_refused_with_its_reason(tmp_path: Path) -> None:
             found = refused(run, greeting)
             assert found[0] == code, (greeting.keys(), found)
             assert words in found[1]
-        told = run.told()
+        told = run.ledger_text()
         assert "was turned away: the coordinator does not know this ticket" in told
         assert run.stop_and_compare(tmp_path)["nodes"][0]["name"] == "local-1"
 
@@ -95,9 +96,9 @@ def test_what_is_not_tls_1_3_is_not_heard(tmp_path: Path) -> None:
     old.check_hostname = False
     old.verify_mode = ssl.CERT_NONE
     old.maximum_version = ssl.TLSVersion.TLSv1_2
-    with attacked(tmp_path) as run:
+    with coordinator(tmp_path) as run:
         with pytest.raises((ssl.SSLError, ConnectionResetError)):
-            Stranger(run, context=old)
+            Stranger(run.ticket, context=old)
         hello = encode(Hello(protocol=1, package="0", name="stranger", ticket=proof(run.ticket)))
         for at, (words, half) in enumerate(
             [(hello, True), (hello, False), (b"\x16", False), (b"", True), (b"GET / HTTP/1.1\r\n\r\n", True)]
@@ -111,9 +112,9 @@ def test_what_is_not_tls_1_3_is_not_heard(tmp_path: Path) -> None:
                         back = plain.recv(1000)
                     # An alert of TLS at most.
                     assert not back or back[0] == 21, back
-        run.wait_until_told("no TLS 1.3 came about")
+        run.wait_until_recorded("no TLS 1.3 came about")
         # It still serves who comes as it should.
-        with Stranger(run) as fine:
+        with Stranger(run.ticket) as fine:
             fine.greet(looks=True)
             assert isinstance(fine.hear(), Welcome)
         run.stop_and_compare(tmp_path)
@@ -121,15 +122,15 @@ def test_what_is_not_tls_1_3_is_not_heard(tmp_path: Path) -> None:
 
 def test_who_came_in_cannot_speak_for_others(tmp_path: Path) -> None:
     """Another model, a lease nobody was lent, of another node or another life: cut off, nothing changes."""
-    with attacked(tmp_path) as run:
-        with Stranger(run) as other:
+    with coordinator(tmp_path) as run:
+        with Stranger(run.ticket) as other:
             other.greet(name="other")
             assert isinstance(other.hear(), Welcome)
             other.say(Ready("0" * 64))
             answer = other.hear()
             assert isinstance(answer, Refuse)
             assert answer.code == "W5-201"
-        with Stranger(run) as looking:
+        with Stranger(run.ticket) as looking:
             looking.greet(name="looking", looks=True)
             welcome = looking.hear()
             assert isinstance(welcome, Welcome)
@@ -146,7 +147,7 @@ def test_who_came_in_cannot_speak_for_others(tmp_path: Path) -> None:
             ("absent", 0),
             ("of the last life", 2**40 + 1),
         ]:
-            with Stranger(run) as hostile:
+            with Stranger(run.ticket) as hostile:
                 hostile.greet(name=name.replace(" ", "-"))
                 hostile.get_ready()
                 given: Any = None
@@ -165,7 +166,7 @@ def test_who_came_in_cannot_speak_for_others(tmp_path: Path) -> None:
                 said = hostile.hear()
                 while said is not None and not isinstance(said, Bye):
                     said = hostile.hear()
-        run.wait_until_told("of-the-last-life left")
+        run.wait_until_recorded("of-the-last-life left")
         result = run.stop_and_compare(tmp_path)
         assert [node["name"] for node in result["nodes"] if node["batches"]] == ["local-1"]
 
@@ -183,9 +184,9 @@ SPOILED: list[tuple[Callable[[bytes], bytes], str | None]] = [
 
 
 def test_who_does_not_prove_itself_is_lent_nothing(tmp_path: Path) -> None:
-    with attacked(tmp_path) as run:
+    with coordinator(tmp_path) as run:
         for at, (spoil, code) in enumerate(SPOILED):
-            with Stranger(run) as hostile:
+            with Stranger(run.ticket) as hostile:
                 hostile.greet(name=f"hostile-{at}")
                 with contextlib.suppress(OSError):
                     hostile.get_ready(spoil)
@@ -193,7 +194,7 @@ def test_who_does_not_prove_itself_is_lent_nothing(tmp_path: Path) -> None:
                 while isinstance(answer, Beat):
                     answer = hostile.hear()
                 assert (answer.code if isinstance(answer, Refuse) else answer) == code
-            run.wait_until_told(
+            run.wait_until_recorded(
                 f"hostile-{at} was refused" if code else f"hostile-{at} did not join: a frame"
             )
         result = run.stop_and_compare(tmp_path)
@@ -203,7 +204,7 @@ def test_who_does_not_prove_itself_is_lent_nothing(tmp_path: Path) -> None:
 def test_an_answer_that_is_said_twice_counts_once(tmp_path: Path) -> None:
     """A relay says a node's first update again; in clear, or it could not."""
     replayed = threading.Event()
-    with attacked(tmp_path, host=HERE, road="tcp") as run:
+    with coordinator(tmp_path, host=HERE, road="tcp") as run:
 
         def relay(client: socket.socket) -> None:
             with socket.create_connection((HERE, run.port)) as server:
@@ -215,10 +216,9 @@ def test_an_answer_that_is_said_twice_counts_once(tmp_path: Path) -> None:
         with answering(relay) as address:
             host, _, port = address.rpartition(":")
             through = dataclasses.replace(run.ticket, addresses=((host, int(port)),))
-            settings = {"node_name": "echo", "road": "tcp"}
-            with forked(lambda: w5xde.join(through, f"{JOBS}:slow", **settings)):
+            with node(through, node_name="echo", road="tcp"):
                 assert replayed.wait(30)
-                run.wait_until_told("echo left (its answer does not fit what it was lent)")
+                run.wait_until_recorded("echo left (its answer does not fit what it was lent)")
         run.stop_and_compare(tmp_path)
 
 
@@ -258,7 +258,7 @@ def test_a_node_says_nothing_to_who_did_not_make_its_ticket(tmp_path: Path) -> N
 
 
 def test_a_wrong_pin_is_told_by_both_fingerprints(tmp_path: Path) -> None:
-    with attacked(tmp_path) as run:
+    with coordinator(tmp_path) as run:
         other = dataclasses.replace(run.ticket, fingerprint=bytes(32))
         with pytest.raises(JoinError) as caught:
             w5xde.join(other, f"{JOBS}:job", wait=0, road="tcp")

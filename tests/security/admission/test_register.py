@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import stat
-import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.processes import Process, forked
 from tests.security.admission.test_identity import trouble
 from w5xde.errors import UsageError
 from w5xde.runtime.admission import private_files as private
@@ -364,45 +365,35 @@ def test_a_register_that_is_missing_or_open_to_others_is_refused(register, folde
 
 # --- several processes -----------------------------------------------------------------------------
 
-OTHER = """
-import sys
-from pathlib import Path
-from w5xde.runtime.admission.register import TicketRegister
-register = TicketRegister(Path(sys.argv[1]))
-print("ready", flush=True)
-sys.stdin.readline()
-for at in range(int(sys.argv[2])):
-    ticket = register.new(1_800_000_000.0, label=sys.argv[3])
-    if at % 3 == 0:
-        register.revoke(ticket.id.hex(), 1_800_000_000.0)
-    print(ticket.id.hex(), flush=True)
-"""
+
+@contextmanager
+def other(folder: Path, count: int, label: str) -> Iterator[Process]:
+    """Yield another process that makes tickets, prints their ids, and revokes every third."""
+
+    def work() -> None:
+        register = TicketRegister(folder)
+        for at in range(count):
+            ticket = register.new(NOW, label=label)
+            if at % 3 == 0:
+                register.revoke(ticket.id.hex(), NOW)
+            print("made", ticket.id.hex())
+
+    with forked(work) as process:
+        process.wait_for("made")
+        yield process
 
 
-def other(folder: Path, count: int, label: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", OTHER, str(folder), str(count), label],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "ready\n"
-    return process
-
-
-def go(process: subprocess.Popen[str]) -> None:
-    process.stdin.write("\n")
-    process.stdin.flush()
+def made_by(process: Process) -> set[str]:
+    return {line.split()[1] for line in process.text.splitlines() if line.startswith("made ")}
 
 
 def test_processes_that_change_it_at_once_lose_nothing(register, folder):
     ticket = register.new(NOW, uses=25)
-    processes = [other(folder, 30, label) for label in ("one", "two")]
-    for process in processes:
-        go(process)
-    nodes = [admit(register, ticket, name=f"node {at}") for at in range(25)]
-    assert refused(admit, register, ticket).kind == "used up"
-    made = {line for process in processes for line in process.communicate(timeout=30)[0].split()}
+    with other(folder, 30, "one") as one, other(folder, 30, "two") as two:
+        nodes = [admit(register, ticket, name=f"node {at}") for at in range(25)]
+        assert refused(admit, register, ticket).kind == "used up"
+        assert (one.wait(), two.wait()) == (0, 0)
+        made = made_by(one) | made_by(two)
     rows = register.tickets()
     assert len(made) == 60
     assert {row.id for row in rows} == made | {ticket.id.hex()}
@@ -414,12 +405,14 @@ def test_processes_that_change_it_at_once_lose_nothing(register, folder):
 
 def test_a_process_killed_while_it_changes_it_leaves_it_whole_and_free(register, folder):
     for after in (1, 3, 8):
-        process = other(folder, 10_000, "killed")
-        go(process)
-        told = [process.stdout.readline().strip() for _ in range(after)]
-        process.kill()
-        process.communicate(timeout=10)
+        with other(folder, 10_000, "killed") as process:
+            for _ in range(after):
+                process.wait_for("made")
+            process.kill()
+            process.wait()
+            made = made_by(process)
         known = {row.id for row in TicketRegister(folder).tickets()}
-        assert set(told) <= known
+        assert len(made) > after
+        assert made <= known
         register.new(NOW)
     assert sorted(path.name for path in folder.iterdir()) == ["tickets.json", "tickets.lock"]

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
-from tests.system.harness import JOBS, command, environment, when_there
+from tests.processes import JOBS, command, wait_for_file
 from w5xde.messages import Hello, Layout, Rules, Welcome
 from w5xde.ticket import parse
 
@@ -43,44 +40,32 @@ def seen_by_others() -> Iterator[tuple[str, bytes]]:
 
 def test_no_secret_is_in_any_output_file_or_list_of_processes(tmp_path: Path) -> None:
     runs, ticket_file = tmp_path / "runs", tmp_path / "ticket"
-    outputs = {name: tmp_path / f"{name}.out" for name in ("serve", "join", "wrong")}
     states = {name: str(tmp_path / f"state-{name}") for name in ("serve", "join")}
     words = ["serve", f"{JOBS}:slow", "--host", "0.0.0.0", "--port", "0", "--nodes", "1", "--epochs", "9999"]
     words += ["--ticket-file", str(ticket_file), "--name", "mine", "--runs", str(runs), "--json"]
-    with outputs["serve"].open("wb") as out:
-        serve = subprocess.Popen(
-            [sys.executable, "-m", "w5xde", *words, "--log", "silent"],
-            stdout=out,
-            stderr=out,
-            env=environment(W5XDE_STATE=states["serve"]),
-        )
-    try:
-        assert when_there(ticket_file).stat().st_mode & 0o777 == 0o600
+    words += ["--log", "silent"]
+    with command(*words, is_fresh=True, W5XDE_STATE=states["serve"]) as served:
+        assert wait_for_file(ticket_file).stat().st_mode & 0o777 == 0o600
         ticket = parse(ticket_file.read_text())
-        with command(
-            "join", f"@{ticket_file}", f"{JOBS}:slow", "--log", "verbose", W5XDE_STATE=states["join"]
-        ) as node:
+        join = ["join", f"@{ticket_file}", f"{JOBS}:slow", "--log", "verbose"]
+        with command(*join, is_fresh=True, W5XDE_STATE=states["join"]) as node:
             node.wait_for("joined mine")
-            # One who is refused, with every detail told.
+            # A node that is refused, which logs every detail.
             with command("join", f"@{ticket_file}", f"{JOBS}:other", "--log", "verbose") as wrong:
-                assert wrong.finish() == 10
+                assert wrong.wait() == 10
             processes = list(seen_by_others())
-            serve.send_signal(signal.SIGINT)
-            assert node.finish() == 0
-            assert serve.wait(60) == 0
-    finally:
-        serve.kill()
-        serve.wait()
+            served.interrupt()
+            assert node.wait() == 0
+            assert served.wait() == 0
     [kept] = Path(states["join"]).rglob("*.json")
     credential = bytes.fromhex(json.loads(kept.read_bytes())["sealed"]["secret"])
     secrets = {
         "the ticket": [ticket.to_text().encode(), *forms(ticket.secret.reveal())],
         "the credential": forms(credential),
     }
-    places = [("join", node.text.encode()), ("wrong", wrong.text.encode()), *processes]
-    places += [
-        (str(path), path.read_bytes()) for path in [outputs["serve"], *runs.rglob("*")] if path.is_file()
-    ]
+    printed = {"serve": served, "join": node, "wrong": wrong}
+    places = [(name, process.text.encode()) for name, process in printed.items()]
+    places += [*processes, *((str(path), path.read_bytes()) for path in runs.rglob("*") if path.is_file())]
     assert len(places) > 20
     for where, content in places:
         for what, written in secrets.items():

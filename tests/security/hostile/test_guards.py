@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import w5xde
+from tests.processes import HERE, JOBS, command, coordinator, events, node, ticket_of
 from tests.security.net.test_tls import Authority
-from tests.security.pool import HERE, Stranger, attacked
-from tests.system.harness import JOBS, command, ended, events, forked, ticket_of
+from tests.security.stranger import Stranger
 from w5xde.config import Settings
 from w5xde.errors import JoinError, UsageError
 from w5xde.messages import Refuse
@@ -28,7 +28,7 @@ def test_a_certificate_of_the_users_own_is_checked_by_its_name_authority_and_dat
     node_cert, node_key = (str(each) for each in authority.issue("node"))
     given = {"tls_cert": cert, "tls_key": key, "tls_ca": str(authority.file), "advertise": NAME}
     own = {"tls_ca": str(authority.file), "tls_cert": node_cert, "tls_key": node_key}
-    with attacked(tmp_path, **given) as run:
+    with coordinator(tmp_path, **given) as run:
         ticket = dataclasses.replace(run.ticket, addresses=((NAME, run.port),))
         assert ticket.is_pki
         for settings, words in [
@@ -39,13 +39,11 @@ def test_a_certificate_of_the_users_own_is_checked_by_its_name_authority_and_dat
             with pytest.raises(JoinError, match=words) as caught:
                 w5xde.join(ticket, f"{JOBS}:job", wait=0, road="tcp", **settings)
             assert caught.value.code in ("W5-503", "W5-102")
-        with forked(
-            lambda: w5xde.join(ticket, f"{JOBS}:slow", node_name="guest", road="tcp", **own)
-        ) as guest:
-            run.wait_until_told("guest joined")
+        with node(ticket, node_name="guest", road="tcp", **own) as guest:
+            run.wait_until_recorded("guest joined")
             run.settings = {key: value for key, value in run.settings.items() if key not in given}
             run.stop_and_compare(tmp_path)
-            assert ended(guest) == 0
+            assert guest.wait() == 0
 
 
 @pytest.mark.parametrize("is_mutual", [False, True])
@@ -66,7 +64,7 @@ def test_local_nodes_come_over_tcp_to_a_certificate_of_the_users_own(is_mutual: 
 def test_an_expired_certificate_of_the_users_own_is_refused(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     cert, key = (str(each) for each in authority.issue(NAME, days=-1))
-    with attacked(tmp_path, tls_cert=cert, tls_key=key, advertise=NAME) as run:
+    with coordinator(tmp_path, tls_cert=cert, tls_key=key, advertise=NAME) as run:
         ticket = dataclasses.replace(run.ticket, addresses=((NAME, run.port),))
         with pytest.raises(JoinError, match="expired") as caught:
             w5xde.join(ticket, f"{JOBS}:job", wait=0, road="tcp", tls_ca=str(authority.file))
@@ -75,22 +73,21 @@ def test_an_expired_certificate_of_the_users_own_is_refused(tmp_path: Path) -> N
 
 def test_clear_text_is_asked_for_told_at_both_ends_and_still_authenticated(tmp_path: Path) -> None:
     options = ["--host", "0.0.0.0", "--insecure", "--port", "0", "--epochs", "3", "--runs", str(tmp_path)]
-    with command("serve", f"{JOBS}:job", *options) as coordinator:
-        coordinator.wait_for("INSECURE: this run is in clear text")
-        text = ticket_of(coordinator)
+    with command("serve", f"{JOBS}:job", *options) as served:
+        served.wait_for("INSECURE: this run is in clear text")
+        text = ticket_of(served)
         ticket = parse(text)
         assert ticket.is_clear
-        run = type("Run", (), {"ticket": ticket, "port": ticket.addresses[0][1]})()
-        with Stranger(run) as stranger:
+        with Stranger(ticket) as stranger:
             stranger.greet(ticket=ticket.id + bytes(16))
             answer = stranger.hear()
             assert isinstance(answer, Refuse)
             assert answer.code == "W5-113"
-        with command("join", text, f"{JOBS}:job") as node:
-            assert node.finish() == 0, node.text
+        with command("join", text, f"{JOBS}:job") as guest:
+            assert guest.wait() == 0, guest.text
         if ticket.addresses[0][0] != HERE:
-            assert "INSECURE: this run is in clear text" in node.text
-        assert coordinator.finish() == 0
+            assert "INSECURE: this run is in clear text" in guest.text
+        assert served.wait() == 0
 
 
 @pytest.mark.parametrize(

@@ -6,22 +6,11 @@ each is seen to fail when a decoder is broken on purpose.
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import functools
 
-from tests.system.harness import ROOT, environment
+from tests.processes import run_python
 
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment(),
-        timeout=110,
-        check=False,
-    )
+run = functools.partial(run_python, seconds_max=110)
 
 
 def test_every_check_holds_under_python_o():

@@ -9,9 +9,8 @@ from secrets import token_hex
 
 import pytest
 
+from tests.processes import coordinator
 from tests.runtime.net.test_connection import Ears
-from tests.security.pool import attacked
-from tests.system.harness import free_port
 from w5xde.config import Settings
 from w5xde.control.pool.connection_limits import Doorman
 from w5xde.doctor import remote_checks as there
@@ -45,10 +44,11 @@ def test_the_right_one_wins_over_one_that_is_silent_and_one_that_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = (RunIdentity.load_or_create(token_hex(8), tmp_path / name) for name in ("ours", "theirs"))
-    port = free_port()
 
     async def story() -> None:
-        doors = [listening(theirs, FIRST, port), listening(ours, SECOND, port)]
+        doors = [listening(theirs, FIRST, 0)]
+        port = doors[0].address[1]
+        doors.append(listening(ours, SECOND, port))
         node, began = Ears(NODE), time.monotonic()
         found = Route(ticket_for(ours, port, NOWHERE, FIRST, SECOND), Settings(road="tcp"))
         # Again by the certificate that is known by now.
@@ -67,10 +67,10 @@ def test_the_right_one_wins_over_one_that_is_silent_and_one_that_is_another(
 
 def test_if_none_is_right_the_most_telling_reason_is_told(tmp_path: Path) -> None:
     ours, theirs = (RunIdentity.load_or_create(token_hex(8), tmp_path / name) for name in ("ours", "theirs"))
-    port = free_port()
 
     async def story() -> None:
-        door = listening(theirs, FIRST, port)
+        door = listening(theirs, FIRST, 0)
+        port = door.address[1]
         for hosts, code, words in [
             ((SECOND, FIRST), "W5-501", "not the one that made this ticket"),
             ((SECOND, THIRD), "W5-103", "none of the ticket's 2 addresses answers"),
@@ -91,7 +91,7 @@ def test_the_doctor_looks_over_tls_and_uses_up_nothing(
 ) -> None:
     # Three looks in a row, and there is a limit to handshakes from one address.
     monkeypatch.setattr(there, "DIALS", 1)
-    with attacked(tmp_path) as run:
+    with coordinator(tmp_path) as run:
         found = {each.check: each for each in there.check_route(there.target_of(run.ticket.to_text()))}
         assert found["coordinator"].what.startswith("run mine, sync")
         assert found["tls"].measured == {"tls": "TLSv1.3"}

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.processes import HERE, Coordinator, coordinator, wait_until
 from tests.security.floods import (
     LORIS,
     dial_crowd,
@@ -22,18 +23,19 @@ from tests.security.floods import (
     one_address,
     open_now,
 )
-from tests.security.pool import HERE, Attacked, Stranger, attacked, wait_until
+from tests.security.stranger import Stranger
 from w5xde.control.pool import connection_limits as limits
+from w5xde.control.pool import patience
 from w5xde.messages import Refuse, Welcome
 from w5xde.runtime.system.machine import own_addresses
 
 KNOCKS = 2000
 
 
-def let_in(run: Attacked, source: str) -> bool:
+def let_in(run: Coordinator, source: str) -> bool:
     """Whether an honest greeting from a quiet address is answered with a welcome."""
     try:
-        with Stranger(run, source=source) as honest:
+        with Stranger(run.ticket, source=source) as honest:
             honest.greet(name="honest", looks=True)
             return isinstance(honest.hear(), Welcome)
     except OSError:
@@ -41,9 +43,9 @@ def let_in(run: Attacked, source: str) -> bool:
 
 
 def test_those_who_say_nothing_or_little_are_cut_and_others_join_meanwhile(tmp_path: Path) -> None:
-    with attacked(tmp_path) as run:
+    with coordinator(tmp_path) as run:
         run.wait_for_step(2)
-        process = psutil.Process(run.pid)
+        process = psutil.Process(run.process.pid)
         before = process.memory_info().rss
         socks = dial_crowd(run.port, one_address())
         wait_until(lambda: let_in(run, "127.0.0.8"), lambda: "nobody was let in")
@@ -60,13 +62,13 @@ def test_those_who_say_nothing_or_little_are_cut_and_others_join_meanwhile(tmp_p
         wait_until(are_gone, lambda: f"{len(open_now(kept))} are still there")
         for sock in socks:
             sock.close()
-        run.wait_until_told("127.0.0.7 was turned away: too many")
-        assert run.told().count("127.0.0.7 was turned away") <= 4, "not a line for each of them"
+        run.wait_until_recorded("127.0.0.7 was turned away: too many")
+        assert run.ledger_text().count("127.0.0.7 was turned away") <= 4, "not a line for each of them"
         run.stop_and_compare(tmp_path)
 
 
 def test_a_crowd_from_many_addresses_makes_room_for_who_comes_after_it(tmp_path: Path) -> None:
-    with attacked(tmp_path) as run:
+    with coordinator(tmp_path) as run:
         run.wait_for_step(2)
 
         def is_let_in_at_their_expense() -> bool:
@@ -75,7 +77,7 @@ def test_a_crowd_from_many_addresses_makes_room_for_who_comes_after_it(tmp_path:
                 for sock in dial_crowd(run.port, many_addresses()):
                     crowd.enter_context(sock)
                 wait_until(lambda: let_in(run, "127.0.0.8"), lambda: "nobody was let in")
-            return "and others wait at the door" in run.told()
+            return "and others wait at the door" in run.ledger_text()
 
         wait_until(is_let_in_at_their_expense, lambda: "it was let in only when they were gone")
         run.wait_for_step(run.step() + 2)
@@ -86,22 +88,26 @@ def test_a_crowd_from_many_addresses_makes_room_for_who_comes_after_it(tmp_path:
 def test_a_flood_of_connections_and_handshakes_does_not_stop_those_who_work(
     tmp_path: Path, sources: Callable[[], list[str]]
 ) -> None:
-    with attacked(tmp_path) as run:
+    with coordinator(tmp_path) as run:
         run.wait_for_step(2)
         before, addresses = run.step(), sources()
         for number in range(KNOCKS):
             knock(run.port, addresses[number % len(addresses)])
         wait_until(lambda: let_in(run, "127.0.0.10"), lambda: "nobody was let in")
-        run.wait_until_told("too many handshakes a second")
+        run.wait_until_recorded("too many handshakes a second")
         run.wait_for_step(before + 2)
         run.stop_and_compare(tmp_path)
 
 
-def test_a_node_that_sends_or_takes_hardly_anything_is_cut_and_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_a_node_that_sends_or_takes_hardly_anything_is_cut_and_nobody_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One byte a second inside a frame; the others go on as if it were not there."""
-    with attacked(tmp_path) as run:
+    # The coordinator is forked from this process.
+    monkeypatch.setattr(patience, "SLOW_SECONDS", 3.0)
+    with coordinator(tmp_path) as run:
         run.wait_for_step(2)
-        with Stranger(run) as slow:
+        with Stranger(run.ticket) as slow:
             slow.greet(name="snail")
             slow.get_ready()
             slow.sock.sendall(b"W5\x01\x00\xff\x00\x00\x00")
@@ -119,19 +125,19 @@ def test_a_node_that_sends_or_takes_hardly_anything_is_cut_and_nobody_waits_for_
                     return True
 
             wait_until(is_cut, lambda: "the snail is still there")
-        run.wait_until_told("snail left")
-        assert "snail left (it sent less than 8192 bytes a second for 15 s)" in run.told()
+        run.wait_until_recorded("snail left")
+        assert "snail left (it sent less than 8192 bytes a second for 3 s)" in run.ledger_text()
         run.stop_and_compare(tmp_path)
 
 
 def test_who_guesses_secrets_is_not_heard_for_a_while(tmp_path: Path) -> None:
     """From an address that is not this machine's loopback, if it has one."""
     [own, *_] = own_addresses()
-    with attacked(tmp_path) as run:
+    with coordinator(tmp_path) as run:
         codes = []
         for _ in range(limits.FAILURES_MAX + 3):
             try:
-                with Stranger(run, host=own) as guess:
+                with Stranger(run.ticket, host=own) as guess:
                     guess.greet(ticket=bytes(24))
                     answer = guess.hear()
                     codes.append(answer.code if isinstance(answer, Refuse) else None)

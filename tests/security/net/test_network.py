@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.harness import JOBS, command, environment
+from tests.processes import JOBS, command, run_python
 
 # Documentation's addresses, so that nobody's network is meant. Not named veth: those are left out of tickets.
 OURS, THEIRS = "198.51.100.1", "198.51.100.2"
@@ -76,17 +75,6 @@ class Tap:
         return b"".join(self.packets)
 
 
-def join_from(space: str, words: list[str], state: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["ip", "netns", "exec", space, sys.executable, "-m", *words, "--name", "far"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=environment(W5XDE_STATE=str(state)),
-    )
-
-
 @pytest.mark.parametrize("is_clear", [False, True], ids=["TLS", "clear text"])
 def test_a_machine_of_another_network_joins_by_the_printed_line(is_clear: bool, tmp_path: Path) -> None:
     with another_network() as (space, link):
@@ -95,9 +83,11 @@ def test_a_machine_of_another_network_joins_by_the_printed_line(is_clear: bool, 
             options = ["--host", "0.0.0.0", "--port", "0", "--epochs", "3", "--runs", str(tmp_path)]
             with command("serve", f"{JOBS}:job", *options, *["--insecure"] * is_clear) as coordinator:
                 words = coordinator.wait_for("to join:").split("to join:")[1].split()
-                done = join_from(space, words, tmp_path / "state")
+                inside = ("ip", "netns", "exec", space)
+                state = {"W5XDE_STATE": str(tmp_path / "state")}
+                done = run_python("-m", *words, "--name", "far", prefix=inside, variables=state)
                 assert done.returncode == 0, done.stderr
-                assert coordinator.finish() == 0
+                assert coordinator.wait() == 0
         finally:
             wire = tap.close()
     assert "joined jobs-" in done.stdout

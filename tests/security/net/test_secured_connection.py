@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 from pathlib import Path
 from secrets import token_hex
@@ -40,8 +39,8 @@ class Coordinators:
         return self.all[-1].connection
 
 
-async def pair(identity: RunIdentity) -> tuple[Ears, Ears, Door]:
-    node, there = Ears(NODE), Coordinators()
+async def pair(identity: RunIdentity, node: Ears | None = None) -> tuple[Ears, Ears, Door]:
+    node, there = node or Ears(NODE), Coordinators()
     door = Door(there.make, Doorman())
     door.context = tls.server_context(identity)
     door.listen(await places_of(HERE, 0), HERE, 0, "tcp")
@@ -77,7 +76,7 @@ def test_large_bodies_arrive_whole_and_their_memory_comes_back(tmp_path: Path) -
         assert all(body == kept for message, body in node.messages if isinstance(message, Params))
         assert len(returned) == 5
         # Never around TLS.
-        assert coordinator.connection._direct is None
+        assert not coordinator.connection.is_direct
         assert coordinator.connection.stuck_since is None
         node.connection.abort()
         await asyncio.wait_for(coordinator.lost.wait(), 5)
@@ -90,14 +89,13 @@ def test_a_body_that_must_wait_waits_and_then_comes(tmp_path: Path) -> None:
     identity = RunIdentity.load_or_create(token_hex(8), tmp_path / "state")
 
     async def story() -> None:
-        node, coordinator, door = await pair(identity)
         asked = asyncio.Event()
 
         def admit(connection: object, message: object, count: int) -> bool:
             asked.set()
             return False
 
-        node.connection._owner = dataclasses.replace(node.connection._owner, admit=admit)
+        node, coordinator, door = await pair(identity, Ears(NODE, admit))
         kept = random.Random(2).randbytes(LARGE)
         coordinator.connection.send(Params(1, whole=False), [kept])
         await asyncio.wait_for(asked.wait(), 5)
@@ -121,14 +119,12 @@ def test_a_peer_that_takes_nothing_is_known_to_be_stuck(tmp_path: Path) -> None:
 
     async def story() -> None:
         node, coordinator, door = await pair(identity)
-        transport = node.connection._transport
-        assert transport is not None
-        transport.pause_reading()
+        node.connection.transport.pause_reading()
         for number in range(4):
             coordinator.connection.send(Params(number, whole=False), [bytes(LARGE)])
         await asyncio.sleep(0)
         assert coordinator.connection.stuck_since is not None
-        transport.resume_reading()
+        node.connection.transport.resume_reading()
         await heard(node, 4)
         assert coordinator.connection.stuck_since is None
         node.connection.abort()

@@ -9,7 +9,6 @@ import os
 import resource
 import signal
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.system.harness import PATIENCE_SECONDS, ROOT, environment
+from tests.processes import PATIENCE_SECONDS, ROOT, run_python
 from w5xde.bench import command
 from w5xde.bench.contestants.light_nodes import Crowd
 from w5xde.bench.measure.processes import crew, run_apart
@@ -35,6 +34,8 @@ from w5xde.runtime.durable.audit import audit_run
 from w5xde.runtime.net.sockets import HAS_LOCAL_ROAD
 from w5xde.runtime.system.capacity import require_descriptors
 
+# The benchmarks run once for all tests of this file, so one worker must have them all.
+pytestmark = pytest.mark.xdist_group("bench")
 PNG = b"\x89PNG\r\n\x1a\n"
 # One process for all: loading torch takes longer than these benchmarks.
 COMMANDS = {
@@ -64,15 +65,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(folder: Path) -> dict[str, dict[str, Any]]:
     """What each benchmark prints with --json; its picture is drawn too."""
     calls = [["bench", name, *words, "--json", "--plot", f"{name}.png"] for name, words in COMMANDS.items()]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(calls)],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        # Settings of the user's are not the benchmark's.
-        env=environment(W5XDE_BATCH_SIZE="7", W5XDE_SEED="5"),
-        timeout=2 * PATIENCE_SECONDS,
-        check=False,
+    # A benchmark does not take the user's own settings.
+    users = {"W5XDE_BATCH_SIZE": "7", "W5XDE_SEED": "5"}
+    done = run_python(
+        "-c", PROGRAM, json.dumps(calls), cwd=folder, seconds_max=2 * PATIENCE_SECONDS, variables=users
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import w5xde
-from tests.system.harness import JOBS, command, environment, events, run_json, ticket_of
+from tests.processes import JOBS, command, events, run_json, run_python, ticket_of
 from w5xde.cli.main import main
 
 
@@ -24,7 +21,7 @@ def test_help_is_instant_because_torch_is_not_imported(arguments: list[str]) -> 
         f"try: main({arguments!r})\nexcept SystemExit: pass\n"
         "print('torch' in sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = run_python("-c", program)
     assert done.stderr.strip() == "False"
     assert "w5xde" in done.stdout
 
@@ -37,23 +34,26 @@ def test_every_command_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_serve_prints_the_exact_line_to_join(tmp_path: Path) -> None:
-    with command("serve", f"{JOBS}:job", "--port", "0", "--epochs", "3", cwd=tmp_path) as coordinator:
+    with command(
+        "serve", f"{JOBS}:job", "--port", "0", "--epochs", "3", cwd=tmp_path, is_fresh=True
+    ) as coordinator:
         line = coordinator.wait_for("to join:")
         words = line.split("to join:")[1].split()
         assert words[:2] == ["w5xde", "join"]
-        with command(*words[1:], "--name", "helper") as node:
-            assert node.finish() == 0, node.text
+        with command(*words[1:], "--name", "helper", is_fresh=True) as node:
+            assert node.wait() == 0, node.text
         assert "joined jobs-" in node.text
-        assert coordinator.finish() == 0
+        assert coordinator.wait() == 0
     assert "helper joined" in coordinator.text
     assert "weights sha256" in coordinator.text
 
 
 def test_the_first_interrupt_finishes_politely(tmp_path: Path) -> None:
-    with command("train", f"{JOBS}:slow", "--epochs", "9999", "--name", "long", cwd=tmp_path) as run:
-        run.wait_for("loss")
-        run.process.send_signal(signal.SIGINT)
-        assert run.finish() == 0, run.text
+    train = ["train", f"{JOBS}:slow", "--epochs", "9999", "--name", "long", "--log", "verbose"]
+    with command(*train, cwd=tmp_path) as run:
+        run.wait_for("epoch 1 is complete")
+        run.interrupt()
+        assert run.wait() == 0, run.text
     assert "interrupted" in run.text
     result = json.loads((tmp_path / "runs" / "long" / "manifest.json").read_text())["result"]
     assert result["steps"] > 0
@@ -61,12 +61,14 @@ def test_the_first_interrupt_finishes_politely(tmp_path: Path) -> None:
 
 
 def test_the_second_interrupt_stops_now(tmp_path: Path) -> None:
-    with command("train", f"{JOBS}:slow", "--epochs", "9999", cwd=tmp_path, TEST_BATCH_SECONDS="3") as run:
+    # A step takes two nodes eight seconds, so the first interrupt is still waiting for it at the second one.
+    train = ["train", f"{JOBS}:slow", "--epochs", "9999", "--batch-size", "6", "--batches-per-step", "32"]
+    with command(*train, cwd=tmp_path, TEST_BATCH_SECONDS="0.5") as run:
         run.wait_for("joined")
-        run.process.send_signal(signal.SIGINT)
+        run.interrupt()
         run.wait_for("once more stops now")
-        run.process.send_signal(signal.SIGINT)
-        assert run.finish() == 130, run.text
+        run.interrupt()
+        assert run.wait() == 130, run.text
 
 
 def test_a_node_leaves_politely_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -75,12 +77,12 @@ def test_a_node_leaves_politely_and_the_run_goes_on(tmp_path: Path) -> None:
         ticket = ticket_of(coordinator)
         with command("join", ticket, f"{JOBS}:slow", "--name", "guest") as node:
             coordinator.wait_for("guest joined")
-            node.process.send_signal(signal.SIGINT)
-            assert node.finish() == 0, node.text
+            node.interrupt()
+            assert node.wait() == 0, node.text
         assert "left politely" in node.text
         coordinator.wait_for("guest left (it said goodbye)")
-        coordinator.process.send_signal(signal.SIGINT)
-        assert coordinator.finish() == 0
+        coordinator.interrupt()
+        assert coordinator.wait() == 0
 
 
 def test_settings_come_from_flag_then_environment_then_file(tmp_path: Path) -> None:
@@ -103,14 +105,7 @@ def test_settings_come_from_flag_then_environment_then_file(tmp_path: Path) -> N
 
 def test_an_unknown_key_in_the_file_names_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "w5xde.toml").write_text("batchsize = 10\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "w5xde", "train", f"{JOBS}:job"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment(),
-        check=False,
-    )
+    done = run_python("-m", "w5xde", "train", f"{JOBS}:job", cwd=tmp_path)
     assert done.returncode == 2
     assert "Did you mean 'batch-size'?" in done.stderr
 

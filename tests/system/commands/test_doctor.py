@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.harness import JOBS, answering, command, environment, free_port, full_backlog, ticket_of
+from tests.processes import JOBS, command, run_python, ticket_of
+from tests.sockets import answering, closed_port, free_port, full_backlog
 from w5xde.cli.main import main
 from w5xde.config import Settings
 from w5xde.doctor import local_checks as here
@@ -48,15 +49,7 @@ def route(*addresses: str) -> dict[str, list[Finding]]:
 
 
 def test_a_healthy_machine_is_told_so_line_by_line_and_in_json(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "w5xde", "doctor", "--port", str(free_port()), "--json"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment(),
-        check=False,
-        timeout=60,
-    )
+    done = run_python("-m", "w5xde", "doctor", "--port", str(free_port()), "--json", cwd=tmp_path)
     report = json.loads(done.stdout)
     assert done.returncode == 0, report
     assert report["healthy"]
@@ -94,8 +87,8 @@ def test_a_coordinator_is_looked_at_and_not_disturbed(tmp_path: Path) -> None:
         assert found["link"][0].measured["round_trip_seconds"] > 0
         assert "w5xde doctor was only looking" in coordinator.wait_for("doctor did not join")
         with command("join", ticket, f"{JOBS}:job") as node:
-            assert node.finish() == 0, node.text
-        assert coordinator.finish() == 0, coordinator.text
+            assert node.wait() == 0, node.text
+        assert coordinator.wait() == 0, coordinator.text
 
 
 def test_a_machine_on_which_something_fails_has_exit_code_1_and_no_traceback(
@@ -103,7 +96,8 @@ def test_a_machine_on_which_something_fails_has_exit_code_1_and_no_traceback(
 ) -> None:
     (tmp_path / "file").touch()
     arguments = ["--runs", str(tmp_path / "file" / "runs"), "--device", "cuda:77", "--port", "0"]
-    assert main(["doctor", f"127.0.0.1:{free_port()}", *arguments]) == 1
+    with closed_port() as address:
+        assert main(["doctor", address, *arguments]) == 1
     told = capsys.readouterr().out
     for name, code in (("disk", "W5-404"), ("device", "W5-301"), ("route", "W5-103")):
         lines = told[told.index(f"error    {name}") :].splitlines()
@@ -152,7 +146,8 @@ def test_a_check_that_never_ends_is_left_alone_and_one_that_fails_is_a_finding()
 
 
 def test_a_closed_port_is_told() -> None:
-    refused = route(f"127.0.0.1:{free_port()}")["route"][0]
+    with closed_port() as address:
+        refused = route(address)["route"][0]
     assert (refused.state, refused.code) == ("error", "W5-103")
     assert "Connection refused" in refused.what
     assert "w5xde serve" in refused.fix
@@ -184,8 +179,8 @@ def test_a_name_nobody_knows_is_told() -> None:
 
 
 def test_one_address_that_answers_is_enough() -> None:
-    with answering(lambda connection: None) as address:
-        states = [each.state for each in route(f"127.0.0.1:{free_port()}", address)["route"]]
+    with answering(lambda connection: None) as address, closed_port() as closed:
+        states = [each.state for each in route(closed, address)["route"]]
     assert states == ["warning", "ok"]
 
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 import w5xde
 from tests.learn.layers import Backward, Rough
-from tests.security.pool import HERE, Attacked, attacked
+from tests.processes import HERE, Coordinator, coordinator, forked, node
 from tests.system import jobs
-from tests.system.harness import JOBS, forked
 from w5xde.errors import JoinError
 
 
@@ -42,7 +41,7 @@ OTHERS: dict[str, tuple[w5xde.Job, str]] = {
 }
 
 
-def nodes_of(run: Attacked, tmp_path: Path) -> dict[str, int]:
+def nodes_of(run: Coordinator, tmp_path: Path) -> dict[str, int]:
     """Who gave how many batches in the whole run, which had the weights that it would have had alone."""
     result = run.stop_and_compare(tmp_path)
     return {node["name"]: node["batches"] for node in result["nodes"]}
@@ -51,7 +50,7 @@ def nodes_of(run: Attacked, tmp_path: Path) -> dict[str, int]:
 def test_who_computes_something_else_is_told_where_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with attacked(tmp_path, host=HERE) as run:
+    with coordinator(tmp_path, host=HERE) as run:
         for at, (other, named) in enumerate(OTHERS.values()):
             name = f"other-{at}"
             # Each a node of its own: one that comes again keeps its name.
@@ -60,23 +59,22 @@ def test_who_computes_something_else_is_told_where_and_changes_nothing(
                 w5xde.join(run.ticket, other, node_name=name, road="tcp", log="silent")
             assert caught.value.code == "W5-212"
             assert named in caught.value.what
-            run.wait_until_told(f"{name} did not join" if other.loss is cannot else f"{name} was refused")
-            assert named in run.told()
+            run.wait_until_recorded(f"{name} did not join" if other.loss is cannot else f"{name} was refused")
+            assert named in run.ledger_text()
         assert nodes_of(run, tmp_path).keys() == {"local-1"}
 
 
 def test_an_honest_node_with_dropout_and_batch_norm_takes_part(tmp_path: Path) -> None:
-    with attacked(tmp_path, host=HERE) as run:
-        settings = {"node_name": "honest", "road": "tcp", "log": "silent"}
-        with forked(lambda: w5xde.join(run.ticket, f"{JOBS}:slow", **settings)):
-            run.wait_until_told("honest joined")
+    with coordinator(tmp_path, host=HERE) as run:
+        with node(run.ticket, node_name="honest", road="tcp", log="silent"):
+            run.wait_until_recorded("honest joined")
             run.wait_for_step(run.step() + 3)
         assert nodes_of(run, tmp_path)["honest"] > 0
 
 
 def test_without_a_canary_anybody_of_the_same_layout_is_believed(tmp_path: Path) -> None:
-    with attacked(tmp_path, host=HERE, canary=False) as run:
+    with coordinator(tmp_path, host=HERE, canary=False) as run:
         settings = {"node_name": "other", "road": "tcp", "log": "silent"}
         with forked(lambda: w5xde.join(run.ticket, job(model=lambda: model(between=nn.Tanh)), **settings)):
-            run.wait_until_told("other joined")
+            run.wait_until_recorded("other joined")
         run.stop()

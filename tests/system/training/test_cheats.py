@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 import w5xde
-from tests.security.pool import HERE, Attacked, attacked
+from tests.processes import HERE, JOBS, Coordinator, coordinator, events, forked
 from tests.system import jobs
-from tests.system.harness import JOBS, events, forked
 from tests.system.liars import ALTERNATING, LIES, NOT_FINITE, Lies
 from w5xde.errors import JoinError
 from w5xde.learn.trust import canary
@@ -88,7 +87,7 @@ def test_an_async_pool_is_verified_too(tmp_path: Path) -> None:
 # --- a node's own word about its device -----------------------------------------------------------
 
 
-def join_as_a_gpu(run: Attacked, monkeypatch: pytest.MonkeyPatch, *, draws: bool = False) -> None:
+def join_as_a_gpu(run: Coordinator, monkeypatch: pytest.MonkeyPatch, *, draws: bool = False) -> None:
     """A sign-flipping node that greets as a GPU, and also draws other random numbers if it should."""
     if draws:
         monkeypatch.setattr(canary, "_sketch_draws", lambda _: torch.ones(canary.ROW, dtype=torch.float64))
@@ -99,9 +98,9 @@ def join_as_a_gpu(run: Attacked, monkeypatch: pytest.MonkeyPatch, *, draws: bool
 def test_a_liar_that_calls_itself_a_gpu_is_verified_like_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with attacked(tmp_path, host=HERE, verify=1.0) as run:
+    with coordinator(tmp_path, host=HERE, verify=1.0) as run:
         with forked(lambda: join_as_a_gpu(run, monkeypatch)):
-            run.wait_until_told("gpu is turned out")
+            run.wait_until_recorded("gpu is turned out")
         batches = {node["name"]: node["batches"] for node in run.stop_and_compare(tmp_path)["nodes"]}
     assert batches["gpu"] == 0
 
@@ -110,18 +109,18 @@ def test_a_node_whose_random_numbers_differ_is_refused_by_a_run_that_verifies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It could not be compared: whether it really is a GPU, or a liar that pretends to draw like one."""
-    with attacked(tmp_path, host=HERE, verify=0.1) as run:
+    with coordinator(tmp_path, host=HERE, verify=0.1) as run:
         with pytest.raises(JoinError) as caught:
             join_as_a_gpu(run, monkeypatch, draws=True)
         assert caught.value.code == "W5-214"
-        run.wait_until_told("gpu was refused")
+        run.wait_until_recorded("gpu was refused")
 
 
 def test_a_node_whose_random_numbers_differ_takes_part_if_nothing_is_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with attacked(tmp_path, host=HERE) as run, forked(lambda: join_as_a_gpu(run, monkeypatch, draws=True)):
-        run.wait_until_told("gpu joined")
+    with coordinator(tmp_path, host=HERE) as run, forked(lambda: join_as_a_gpu(run, monkeypatch, draws=True)):
+        run.wait_until_recorded("gpu joined")
 
 
 # --- everything that is chosen is verified --------------------------------------------------------

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import w5xde
-from tests.system.harness import events
+from tests.processes import events
 from w5xde.learn.step.incoming import StoredVector
 from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.coordinator.updates import Updates

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import w5xde
-from tests.system.harness import events
+from tests.processes import events
 from w5xde.errors import TrainingError
 from w5xde.runtime.node import limits
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import w5xde
-from tests.system.harness import JOBS
+from tests.processes import JOBS
 from tests.system.trouble.test_resume import audit, kill_at, resume
 
 # As many batches in a step as nodes: each has one, and of whom which is does not matter to a median.

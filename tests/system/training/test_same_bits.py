@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 import w5xde
-from tests.system.harness import JOBS, AtStep, ended, events, forked, pid_of, run_json, when_there
+from tests.processes import JOBS, AtStep, HurryOnce, events, kill_any_node, node, pid_of, run_json
 from w5xde.runtime.telemetry.status import RunStatus
 
 EPOCHS = 12  # of 7 batches in 2 steps: 24 steps
@@ -33,7 +33,9 @@ def test_any_number_of_nodes_gives_the_same_weights(nodes: int, undisturbed: str
     assert result.summary["samples"] == EPOCHS * 200
 
 
-def test_killed_and_joining_nodes_leave_no_trace_in_the_weights(undisturbed: str, tmp_path: Path) -> None:
+def test_killed_and_joining_nodes_leave_no_trace_in_the_weights(
+    undisturbed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     killed: list[int] = []
 
     def kill(name: str) -> Callable[[RunStatus], None]:
@@ -45,11 +47,13 @@ def test_killed_and_joining_nodes_leave_no_trace_in_the_weights(undisturbed: str
 
     # A killed local node is started anew, so each death is also a late joining; one more comes from outside.
     actions = {3: kill("local-1"), 8: kill("local-2"), 12: kill("local-1"), 16: kill("local-3")}
-    ticket, job = tmp_path / "ticket", f"{JOBS}:slow"
-    with forked(lambda: w5xde.join(f"@{when_there(ticket)}", job, node_name="guest")) as guest:
+    ticket, job, hurry = tmp_path / "ticket", f"{JOBS}:slow", tmp_path / "hurry"
+    monkeypatch.setenv("TEST_HURRY_FILE", str(hurry))
+    all_are_here = HurryOnce(hurry, "local-1", "local-2", "local-3", "guest")
+    with node(ticket, node_name="guest") as guest:
         settings = SETTINGS | {"ticket_file": str(ticket), "runs": str(tmp_path)}
-        result = w5xde.train(job, nodes=3, callbacks=[AtStep(actions)], **settings)
-        assert ended(guest) == 0
+        result = w5xde.train(job, nodes=3, callbacks=[AtStep(actions), all_are_here], **settings)
+        assert guest.wait() == 0
     assert result.summary["weights_sha256"] == undisturbed
     assert len(set(killed)) == 4
     left = [event for event in events(result.folder) if event["kind"] == "left"]
@@ -59,11 +63,10 @@ def test_killed_and_joining_nodes_leave_no_trace_in_the_weights(undisturbed: str
 
 
 def test_a_killed_nodes_batches_are_lent_again_within_a_second(tmp_path: Path) -> None:
-    killed_at: list[float] = []
+    killed: list[tuple[float, str]] = []
 
     def kill(run: RunStatus) -> None:
-        killed_at.append(time.time())
-        os.kill(pid_of(run, "local-1"), signal.SIGKILL)
+        killed.append((time.time(), kill_any_node(run)))
 
     result = w5xde.train(
         f"{JOBS}:slow",
@@ -74,8 +77,9 @@ def test_a_killed_nodes_batches_are_lent_again_within_a_second(tmp_path: Path) -
         callbacks=[AtStep({4: kill})],
     )
     left = next(event for event in events(result.folder) if event["kind"] == "left")
-    assert left["node"] == "local-1"
-    assert left["time"] - killed_at[0] < 1.0
+    [(at, name)] = killed
+    assert left["node"] == name
+    assert left["time"] - at < 1.0
 
 
 class Freeze(w5xde.Callback):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import w5xde
-from tests.system.harness import events
+from tests.processes import events
 from tests.system.jobs import data, loss
 from w5xde.runtime.durable.audit import audit_run
 

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 import w5xde
-from tests.system.harness import JOBS, AtStep, clear_ticket, command, events, ticket_of
+from tests.processes import JOBS, AtStep, command, events, ticket_of
+from tests.sockets import clear_ticket
 from w5xde.cli.main import main
 from w5xde.errors import JobError
 from w5xde.messages import Hello
@@ -225,13 +226,13 @@ def test_a_node_with_another_model_is_refused_by_the_first_difference(tmp_path: 
     with command("serve", f"{JOBS}:job", "--port", "0", "--runs", str(tmp_path)) as coordinator:
         ticket = ticket_of(coordinator)
         with command("join", ticket, f"{JOBS}:other") as wrong:
-            assert wrong.finish() == 10
+            assert wrong.wait() == 10
         assert "0.weight (17, 10) float32, expected (16, 10) float32" in wrong.text
         assert "use the coordinator's job file" in wrong.text
         assert "0.weight (17, 10)" in coordinator.wait_for("did not join")
         with command("join", ticket, f"{JOBS}:job") as right:
-            assert right.finish() == 0, right.text
-        assert coordinator.finish() == 0, coordinator.text
+            assert right.wait() == 0, right.text
+        assert coordinator.wait() == 0, coordinator.text
 
 
 @pytest.mark.parametrize(

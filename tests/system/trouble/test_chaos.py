@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
-import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.processes import Process, start_command
 from w5xde.chaos.child import Command
 from w5xde.chaos.pool import Pool
 from w5xde.chaos.show import run_chaos_demo
@@ -22,58 +20,19 @@ from w5xde.control.audit.auditor import Findings
 from w5xde.errors import TrainingError
 from w5xde.runtime.durable.audit import AuditReport, audit_run
 
-# Forked from a process that has loaded torch, as local nodes are: half a minute less of loading it. The first
-# optimizer that steps loads torch._dynamo.
-_WARM = multiprocessing.get_context("forkserver")
-_WARM.set_forkserver_preload(
-    ["w5xde.cli.main", "w5xde.chaos", "w5xde.runtime.coordinator.body", "torch._dynamo"]
-)
-
 ROUNDS = 5
 ROUND_STEPS = 18
 NODES = 3
 
 
-class Forked:
-    """A real process that runs the command."""
-
-    def __init__(self, command: Command) -> None:
-        self._process = _WARM.Process(target=_run, args=(command,))
-        self._process.start()
-
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self) -> int | None:
-        self._process.join()
-        return self._process.exitcode
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def send_signal(self, number: int, /) -> None:
-        os.kill(self.pid, number)
-
-
-def _run(command: Command) -> None:
-    from w5xde.cli.main import main
-
-    log = os.open(command.log, os.O_WRONLY | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.chdir(command.folder)
-    sys.stdout.reconfigure(line_buffering=True)
-    sys.exit(main(command.words))
+def start(command: Command) -> Process:
+    """Start a process of the pool without loading torch again, which would take half a minute in all."""
+    return start_command(command.words, command.folder, command.environment, command.log)
 
 
 def test_ten_kills_of_nodes_and_five_of_the_coordinator_change_no_bit(tmp_path: Path) -> None:
     settings = Settings(batches_per_step=4, steps=ROUNDS * ROUND_STEPS + 5, runs=str(tmp_path))
-    pool = Pool(tmp_path / "hurt", settings, print, start=Forked)
+    pool = Pool(tmp_path / "hurt", settings, print, start=start)
     with pool.open():
         for _ in range(NODES):
             pool.add_node()
@@ -138,7 +97,7 @@ def test_a_process_that_ends_by_itself_is_an_error_with_its_last_words(tmp_path:
 
 
 def test_nobody_outlives_the_pool_when_it_is_told_to_go(tmp_path: Path) -> None:
-    pool = Pool(tmp_path / "left", Settings(epochs=1, runs=str(tmp_path)), print, start=Forked)
+    pool = Pool(tmp_path / "left", Settings(epochs=1, runs=str(tmp_path)), print, start=start)
     pids: list[int] = []
 
     def be_told_to_go() -> None:

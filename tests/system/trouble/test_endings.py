@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 import w5xde
-from tests.system.harness import ROOT, command, ended, events, forked
+from tests.processes import ROOT, command, events, forked
 from w5xde.cli.main import main
 from w5xde.runtime.durable.audit import audit_run
 from w5xde.runtime.telemetry.status import RunStatus
@@ -133,11 +133,11 @@ def interrupt_twice(folder: Path, job: str, *flags: str, said: str, **extra: str
     more = {f"TEST_{name}": value for name, value in extra.items()}
     with command("train", f"{JOBS}:{job}", *FLAGS, *flags, cwd=folder, **more) as run:
         run.wait_for(said)
-        run.process.send_signal(signal.SIGINT)
+        run.interrupt()
         run.wait_for("once more stops now")
         time_of_second = time.monotonic()
-        run.process.send_signal(signal.SIGINT)
-        status = run.finish()
+        run.interrupt()
+        status = run.wait()
         seconds = time.monotonic() - time_of_second
     assert status == 130, run.text
     for word in ("Traceback", "Error", "exception"):
@@ -158,10 +158,10 @@ def test_a_second_interrupt_leaves_the_model_of_the_run_before(shell: Shell) -> 
     shell("train", f"{JOBS}:large", *FLAGS, "--steps", "3")
     with command("train", "--resume", "mine", "--steps", "99", TEST_STEP_SECONDS="4") as run:
         run.wait_for("joined")
-        run.process.send_signal(signal.SIGINT)
+        run.interrupt()
         run.wait_for("once more stops now")
-        run.process.send_signal(signal.SIGINT)
-        assert run.finish() == 130, run.text
+        run.interrupt()
+        assert run.wait() == 130, run.text
     assert step_of(shell.run / "model.safetensors") == 3
     report = audit_run(shell.run)
     assert (report.is_clean, report.summary()["model_step"]) == (True, 3)
@@ -200,11 +200,11 @@ def test_a_second_interrupt_stops_a_notebooks_run_now(
     ours, theirs = os.pipe()
     with forked(notebook) as child:
         assert os.read(ours, 1) == b"x"
-        os.kill(child, signal.SIGINT)
+        child.interrupt()
         assert b"once more stops now" in os.read(ours, 1000)
         time_of_second = time.monotonic()
-        os.kill(child, signal.SIGINT)
-        assert ended(child) == 0
+        child.interrupt()
+        assert child.wait() == 0
     assert time.monotonic() - time_of_second < 3.0
     os.close(ours)
     os.close(theirs)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import w5xde
-from tests.system.harness import JOBS, answering, clear_ticket, full_backlog
+from tests.processes import JOBS
+from tests.sockets import answering, clear_ticket, full_backlog
 from tests.system.jobs import job
 from w5xde.cli import main as cli
 from w5xde.config import Settings
@@ -86,11 +87,11 @@ def test_a_system_that_cannot_fork_is_told_how_to_start_nodes(monkeypatch: pytes
 def test_our_own_bug_is_told_as_one_without_a_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def broken(settings: Settings, run: str) -> dict[str, object]:
+    def broken(runs: str, name: str) -> Path:
         raise RuntimeError("never thought of that")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(cli._PERFORM, "audit", broken)
+    monkeypatch.setattr(cli, "find_run", broken)
     assert cli.main(["audit", "latest"]) == W5xdeError.exit_code
     told = capsys.readouterr().err
     assert told.startswith("error[W5-700]: internal error: RuntimeError: never thought of that")

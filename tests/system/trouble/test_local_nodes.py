@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +12,7 @@ import psutil
 import pytest
 
 import w5xde
-from tests.system.harness import JOBS, PATIENCE_SECONDS, AtStep, command, events, pid_of
+from tests.processes import JOBS, PATIENCE_SECONDS, AtStep, command, events, pid_of, run_python, wait_until
 from w5xde.runtime.system import capacity
 from w5xde.runtime.telemetry.status import RunStatus
 
@@ -68,13 +66,11 @@ def test_a_run_ends_with_a_word_if_it_stood_still_while_its_fork_server_died_and
     arguments = ["train", f"{JOBS}:slow", "--nodes", "2", "--epochs", "9999"]
     with command(*arguments, cwd=tmp_path) as run:
         run.wait_for("to join:")
-        coordinator = psutil.Process(run.process.pid)
+        coordinator = psutil.Process(run.pid)
         (guard,) = coordinator.children()
         (server,) = guard.children()
-        while len(server.children()) < 2:
-            assert run.process.poll() is None
+        wait_until(lambda: len(server.children()) == 2 or run.poll() is not None, lambda: run.text)
         nodes = server.children()
-        # The frozen node has the command's output too, and must be gone before that is read to its end.
         with frozen() as pids:
             pids.append(nodes[0].pid)
             nodes[0].suspend()
@@ -84,8 +80,7 @@ def test_a_run_ends_with_a_word_if_it_stood_still_while_its_fork_server_died_and
             server.kill()
             assert psutil.wait_procs(nodes[1:], PATIENCE_SECONDS)[1] == []
             coordinator.resume()
-            assert run.process.wait(PATIENCE_SECONDS) == w5xde.TrainingError.exit_code
-        run.finish()
+            assert run.wait() == w5xde.TrainingError.exit_code
     assert "every local node has ended, because the process that starts them died" in run.text
 
 
@@ -101,24 +96,18 @@ print("steps", result.summary["steps"])
 
 def test_nodes_compute_with_threads_after_their_program_computed_with_threads(tmp_path: Path) -> None:
     """OpenMP's threads belong to the thread that used them, and a fork copies none of them."""
-    done = subprocess.run(
-        [sys.executable, "-c", AFTER_THREADS],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    done = run_python("-c", AFTER_THREADS, cwd=tmp_path)
     assert done.stdout.splitlines()[-1:] == ["steps 6"], done.stderr
 
 
 def test_more_nodes_than_there_is_memory_for_are_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = psutil.Process().children()
     monkeypatch.setattr(capacity, "available_bytes", lambda: 2**30)
     with pytest.raises(w5xde.UsageError, match=r"1,000 local nodes need at least 9\.8 GiB") as refused:
         w5xde.train(f"{JOBS}:job", nodes=1000, runs=str(tmp_path))
     assert refused.value.code == "W5-304"
     assert "at most 102" in refused.value.fix
     assert list(tmp_path.iterdir()) == []
-    assert psutil.Process().children() == []
+    assert psutil.Process().children() == before

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import w5xde
-from tests.system.harness import JOBS, events
+from tests.processes import JOBS, events
 from tests.system.trouble.test_resume import SETTINGS, kill_at, resume, spoil
 from w5xde.cli.main import main
 

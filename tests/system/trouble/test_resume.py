@@ -8,18 +8,16 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch.utils.data import Subset
 
 import w5xde
-from tests.system.harness import JOBS, AtStep, command, ended, events, forked, when_there
+from tests.processes import JOBS, AtStep, command, events, forked, node
 from tests.system.jobs import data
 from w5xde.cli.main import main
 from w5xde.control.node import Checked, Dial, Lost, NodeCore, Opened, Welcomed
@@ -46,7 +44,7 @@ def kill_by(killer: w5xde.Callback, job: str, runs: Path, **settings: Any) -> Pa
     """A run whose coordinator is killed by this callback of its own; returns its folder."""
     more = {"nodes": 2, "name": "mine", "runs": str(runs), "callbacks": [killer]} | settings
     with forked(lambda: w5xde.train(f"{JOBS}:{job}", **more)) as child:
-        assert ended(child) == -signal.SIGKILL
+        assert child.wait() == -signal.SIGKILL
     return runs / "mine"
 
 
@@ -72,11 +70,8 @@ def test_a_killed_command_is_resumed_by_its_name_alone(
     options = [*FLAGS, "--name", "mine", "--checkpoint-every", "3steps", "--log", "verbose"]
     with command("train", f"{JOBS}:slow", *options, cwd=tmp_path, TEST_BATCH_SECONDS="0.08") as run:
         run.wait_for("epoch 2 is complete")
-        nodes = psutil.Process(run.process.pid).children(recursive=True)
-        run.process.kill()
-        # They would end by themselves, a few seconds later.
-        for node in nodes:
-            node.kill()
+        # Its nodes would end by themselves, a few seconds later.
+        run.kill_with_children()
     monkeypatch.setenv("TEST_BATCH_SECONDS", "0")
     assert main(["train", "--resume", "mine", "--runs", str(tmp_path / "runs"), "--json"]) == 0
     summary = json.loads(capfd.readouterr().out)
@@ -143,24 +138,20 @@ def test_nodes_come_back_by_themselves_to_a_coordinator_that_was_killed(
 ) -> None:
     monkeypatch.setenv("TEST_BATCH_SECONDS", "0.02")
     ticket = tmp_path / "ticket"
-
-    def join(name: str) -> Callable[[], object]:
-        return lambda: w5xde.join(f"@{when_there(ticket)}", f"{JOBS}:slow", node_name=name, wait=60)
-
     settings = SETTINGS | {
         "epochs": 9999,
         "checkpoint_every": "2steps",
         "nodes": 0,
         "ticket_file": str(ticket),
     }
-    with forked(join("one")) as one, forked(join("two")) as two:
+    with node(ticket, node_name="one", wait=60) as one, node(ticket, node_name="two", wait=60) as two:
         kill_at(7, "slow", tmp_path, **settings)
         with command("serve", "--resume", "mine", "--runs", str(tmp_path)) as coordinator:
             coordinator.wait_for("joined")
             coordinator.wait_for("joined")
-            coordinator.process.send_signal(signal.SIGINT)
-            assert coordinator.finish() == 0, coordinator.text
-        assert [ended(one), ended(two)] == [0, 0]
+            coordinator.interrupt()
+            assert coordinator.wait() == 0, coordinator.text
+        assert [one.wait(), two.wait()] == [0, 0]
     records = events(tmp_path / "mine")
     restarted = next(at for at, record in enumerate(records) if record.get("incarnation") == 2)
     lent = next(record for record in records[restarted:] if record["kind"] == "lend")

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 import w5xde
+from tests.processes import JOBS, AtStep, events, forked
 from tests.runtime.faults import FaultyDisk
-from tests.system.harness import JOBS, AtStep, events
-from tests.system.trouble.test_resume import forked
 from w5xde.api import Watcher, run_coordinator
 from w5xde.cli.main import main
 from w5xde.config import Settings
@@ -193,7 +192,7 @@ def test_a_second_coordinator_of_a_run_is_refused_at_once_and_told_whom_to_stop(
         assert main(["train", "--resume", "mine", "--runs", str(tmp_path)]) == 40
         assert time.monotonic() - before < 2.0
         told = capfd.readouterr().err
-        assert f"error[W5-406]: run mine is in use by process {first} on " in told
+        assert f"error[W5-406]: run mine is in use by process {first.pid} on " in told
         assert "stop the other one first" in told
     os.close(ours)
     os.close(theirs)

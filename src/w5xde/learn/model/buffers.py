@@ -36,6 +36,11 @@ class Buffers:
     def __init__(self) -> None:
         self._spare: deque[np.ndarray[Any, np.dtype[np.uint8]]] = deque(maxlen=SPARE_MAX)
 
+    @property
+    def spare_bytes(self) -> int:
+        """How much memory is kept for later."""
+        return sum(memory.nbytes for memory in list(self._spare))
+
     def take(self, count: int) -> bytearray | memoryview:
         """Uninitialised memory of this many bytes."""
         if not is_large(count):

@@ -145,7 +145,7 @@ def _trimmed(rows: list[Tensor], scales: list[float], out: int, group: DtypeGrou
 def _sorted(rows: list[Tensor]) -> list[Tensor]:
     """Sort each coordinate over the rows, smallest first. Ten times as fast as torch.sort."""
     spare = torch.empty_like(rows[0])
-    for low, high in _network(len(rows)):
+    for low, high in sorting_network(len(rows)):
         torch.minimum(rows[low], rows[high], out=spare)
         torch.maximum(rows[low], rows[high], out=rows[high])
         rows[low], spare = spare, rows[low]
@@ -153,7 +153,7 @@ def _sorted(rows: list[Tensor]) -> list[Tensor]:
 
 
 @lru_cache(maxsize=64)
-def _network(count: int) -> list[tuple[int, int]]:
+def sorting_network(count: int) -> list[tuple[int, int]]:
     """Batcher's odd-even mergesort: the pairs to put in order, one after another, to sort `count` rows."""
     pairs: list[tuple[int, int]] = []
     size = 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from w5xde.learn.job.job import BatchFailed, Job, describe
 from w5xde.learn.model.device import to_device
@@ -81,6 +81,11 @@ class Trainer:
     @property
     def blueprint(self) -> Blueprint:
         return self._flat.blueprint
+
+    @property
+    def module(self) -> nn.Module:
+        """The node's own copy of the model."""
+        return self._flat.module
 
     # --- parameters -------------------------------------------------------------------------------
 
