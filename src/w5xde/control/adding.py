@@ -51,7 +51,7 @@ class Adding:
         if not self._is_on or work is None or step.count == 1 or lease.version != version:
             return None
         # What failed once may be set aside, and what was doubted or spoilt once may be so again.
-        if work.failures or work.was_spoilt or self._norm_check.has_rejected(step.index):
+        if work.failures or work.was_spoilt or step.index in self._norm_check.doubted_steps:
             return None
         # Its own answer, or another for the same batches, may be found right or wrong at any moment.
         if any(

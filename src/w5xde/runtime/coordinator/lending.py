@@ -112,12 +112,15 @@ class LendingDesk:
     def _send_work(self, peer: Peer, leases: list[Lease], found: Batches) -> None:
         # Reading the batches may have taken time: what nobody needs any more is not sent.
         wanted = [lease for lease in leases if self._leases.holds(lease.id)]
+        if wanted and not peer.is_gone:
+            self._send_wanted(peer, wanted, found)
+        self._to_verify.difference_update(lease.id for lease in leases)
+        # Last: the core may lend at once, and other parameters must not come between these and their work.
         for lease in leases:
             if lease not in wanted:
                 self._dropped(peer.name, lease.id)
-        if not wanted or peer.is_gone:
-            self._to_verify.difference_update(lease.id for lease in leases)
-            return
+
+    def _send_wanted(self, peer: Peer, wanted: list[Lease], found: Batches) -> None:
         pieces: list[memoryview] = []
         loans = []
         at = 0
@@ -130,7 +133,6 @@ class LendingDesk:
                 pieces += packed.pieces
                 at += packed.body_bytes
             if lease.id in self._to_verify:
-                self._to_verify.discard(lease.id)
                 self._recheck.sent(peer.version, lease, [found[key] for key in step.keys[start:stop]])
             place = (step.epoch, start, stop, step.count, step.samples)
             loans.append(Loan(lease.id, *place, batches, step.apart))
