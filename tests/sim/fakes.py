@@ -276,14 +276,18 @@ class FakeRecheck:
     def __init__(self, coordinator: SimulatedCoordinator) -> None:
         self._coordinator = coordinator
         self._kept: set[int] = set()
-        self._sent: set[int] = set()
+        # The version that each lease was sent with.
+        self._sent: dict[int, int] = {}
 
     def keep(self, version: int, params: memoryview) -> None:
-        self._kept.add(version)
+        # Versions that no outstanding lease needs are forgotten, as in the real one.
+        lease_of = self._coordinator.core.view.lease
+        self._sent = {lease: sent for lease, sent in self._sent.items() if lease_of(lease) is not None}
+        self._kept = {version, *self._sent.values()}
 
     def sent(self, version: int, lease: Lease, batches: list[Packed]) -> None:
         require(version in self._kept, f"version {version} of {lease} was not kept")
-        self._sent.add(lease.id)
+        self._sent[lease.id] = version
 
     def verify(self, lease: Lease, given: list[Contribution]) -> None:
         require(lease.id in self._sent, f"{lease} is verified, and was not kept for that")

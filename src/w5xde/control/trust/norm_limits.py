@@ -126,7 +126,8 @@ class NormCheck:
 
     def __init__(self, limits: NormLimits) -> None:
         self.limits = limits
-        self._steps: dict[int, _DoubtedStep] = {}
+        # Open steps of which updates were rejected, by index.
+        self.doubted_steps: dict[int, _DoubtedStep] = {}
         self._faults: Counter[str] = Counter()
 
     def joined(self, node: str) -> None:
@@ -148,7 +149,7 @@ class NormCheck:
                 return f"its norm is {mean:.3g}, and {limit:.3g} is the most that is believed"
             self.limits.widen(mean, batches)
         self.limits.learn(mean, batches)
-        doubted = self._steps.get(lease.step.index)
+        doubted = self.doubted_steps.get(lease.step.index)
         if doubted is not None:
             doubted.accepted[lease.span] = mean
         return ""
@@ -162,7 +163,7 @@ class NormCheck:
 
     def _too_large(self, lease: Lease) -> list[RejectedUpdate]:
         """Return the updates for the same batches that were rejected only for their norm."""
-        doubted = self._steps.get(lease.step.index) if self.limits.is_auto else None
+        doubted = self.doubted_steps.get(lease.step.index) if self.limits.is_auto else None
         if doubted is None:
             return []
         return [each for each in doubted.rejected if each.span == lease.span and each.norm < math.inf]
@@ -177,7 +178,7 @@ class NormCheck:
 
     def reject(self, lease: Lease, norm: float) -> None:
         """Record that an update was rejected: it is not finite, or too large."""
-        doubted = self._steps.setdefault(lease.step.index, _DoubtedStep())
+        doubted = self.doubted_steps.setdefault(lease.step.index, _DoubtedStep())
         update = RejectedUpdate(lease.node, lease.span, _mean_norm(lease, norm), lease.where)
         doubted.rejected.append(update)
 
@@ -186,15 +187,11 @@ class NormCheck:
 
         Each comes with the number of faults of its node so far.
         """
-        doubted = self._steps.pop(step, _DoubtedStep())
+        doubted = self.doubted_steps.pop(step, _DoubtedStep())
         for update in doubted.rejected:
             if _is_at_fault(update, doubted, shares):
                 self._faults[update.node] += 1
                 yield update, self._faults[update.node]
-
-    def has_rejected(self, step: int) -> bool:
-        """Return whether an update for this step was rejected."""
-        return step in self._steps
 
 
 def _mean_norm(lease: Lease, norm: float) -> float:

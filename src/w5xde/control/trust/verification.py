@@ -41,6 +41,8 @@ class Verification:
 
     def choose(self, leases: Iterable[Lease], *, is_alone: bool) -> list[int]:
         """Return which of these new leases will be verified; `is_alone`: there is only one node."""
+        if not self._share and not self._norm_check.doubted_steps:
+            return []
         chosen = [
             lease.id
             for lease in leases

@@ -99,12 +99,15 @@ class Lending:
     def _send_work(self, peer: Peer, leases: list[Lease], found: PackedBatches) -> None:
         # Reading the batches may have taken time: a lease that ended meanwhile is not sent.
         wanted = [lease for lease in leases if self._view.lease(lease.id) is not None]
+        if wanted and not peer.is_gone:
+            self._send_wanted(peer, wanted, found)
+        self._to_verify.difference_update(lease.id for lease in leases)
+        # Last: the core may lend at once, and other parameters must not come between these and their work.
         for lease in leases:
             if lease not in wanted:
                 self._dispatch(ev.Dropped(peer.name, lease.id))
-        if not wanted or peer.is_gone:
-            self._to_verify.difference_update(lease.id for lease in leases)
-            return
+
+    def _send_wanted(self, peer: Peer, wanted: list[Lease], found: PackedBatches) -> None:
         pieces: list[memoryview] = []
         loans = []
         at = 0
@@ -117,7 +120,6 @@ class Lending:
                 pieces += packed.pieces
                 at += packed.body_bytes
             if lease.id in self._to_verify:
-                self._to_verify.discard(lease.id)
                 self._ports.verifier.sent(peer.version, lease, [found[key] for key in step.keys[start:stop]])
             place = (step.epoch, start, stop, step.count, step.samples)
             loans.append(Loan(lease.id, *place, batches, step.apart))

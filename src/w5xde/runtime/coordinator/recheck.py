@@ -81,9 +81,12 @@ class Recheck:
     def _compare(
         self, lease: Lease, given: list[Contribution], params: memoryview, batches: list[Packed]
     ) -> Opinion:
-        if self._recomputer is None:
-            self._recomputer = Recomputer(self._prepared.make_trainer(), self._prepared.rules.precision)
-        check = self._recomputer.check if self._is_exact else self._recomputer.check_size
+        recomputer = self._recomputer or Recomputer(
+            self._prepared.make_trainer(), self._prepared.rules.precision
+        )
+        # A run that does not verify keeps no second model for what is rare there.
+        self._recomputer = recomputer if self._is_exact else None
+        check = recomputer.check if self._is_exact else recomputer.check_size
         if not lease.step.apart:
             return check(given[0].vector, params, self._task(lease.step, lease.span, batches))
         opinion = Opinion()
