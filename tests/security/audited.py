@@ -82,7 +82,8 @@ def wrap_decoders(watch: Watch) -> None:
     from w5xde.protocol.session import Session
     from w5xde.protocol.wire import Decoder
     from w5xde.runtime.durable import checkpoints as store
-    from w5xde.runtime.durable import export, ledger
+    from w5xde.runtime.durable import export
+    from w5xde.runtime.durable import ledger_segments as ledger
     from w5xde.runtime.durable import step_log as steplog
 
     for owner, name in (

@@ -218,13 +218,6 @@ def drops_leases_without_a_word(self: Lending, peer: Peer, leases: list[Lease], 
         SEND_WORK(self, peer, leases, found)
 
 
-def tells_of_dropped_leases_first(self: Lending, peer: Peer, leases: list[Lease], found: Any) -> None:
-    for lease in leases:
-        if self._view.lease(lease.id) is None:
-            self._dispatch(ev.Dropped(peer.name, lease.id))
-    SEND_WORK(self, peer, [lease for lease in leases if self._view.lease(lease.id) is not None], found)
-
-
 def forgets_what_is_to_be_verified(self: Lending, effect: ev.Assign) -> None:
     LEND(self, ev.Assign(effect.node, effect.leases))
 
@@ -322,9 +315,6 @@ BUGS = {
     ),
     "versions that will never be are waited for": Bug(
         Lending, "rewind", lambda self: None, "summed as|versions old|and is sent"
-    ),
-    "other parameters come between parameters and their work": Bug(
-        Lending, "_send_work", tells_of_dropped_leases_first, "was not kept|and is sent"
     ),
     "what is to be verified is not kept": Bug(
         Lending, "lend", forgets_what_is_to_be_verified, "was not kept for that"

@@ -62,16 +62,12 @@ class Tally:
         self._count(step, self.progress, self.accounts)
         return step
 
-    def complete(self, epoch: int) -> bool:
-        """Count the epoch as complete and return True, if every batch is applied or may be skipped."""
-        return self._complete(epoch, self.progress, self.accounts)
-
     def end(self, epoch: int, *, is_finished: bool) -> list[Effect]:
-        """Return a note if the epoch is complete, or the end of the run if only bad batches are missing."""
+        """Return a note if the epoch is complete, or the end of the run if failed batches are missing."""
         if not self.accounts.is_over(epoch):
             return []
         aside = self.accounts.aside_of(epoch)
-        if not self.complete(epoch):
+        if not self._complete(epoch, self.progress, self.accounts):
             if is_finished:
                 return []
             batches = ", ".join(str(each.batch) for each in aside)
@@ -83,6 +79,7 @@ class Tally:
         return [Note("epoch", f"epoch {epoch + 1} is complete{without}", facts)]
 
     def _complete(self, epoch: int, progress: Progress, accounts: Accounts) -> bool:
+        """Count the epoch as complete and return True, if every batch is applied or may be skipped."""
         if not accounts.is_over(epoch) or (accounts.aside_of(epoch) and not self._skip_bad_batches):
             return False
         accounts.close(epoch)

@@ -146,20 +146,15 @@ class Journal:
             return
         closed = self.ledger.closed_segments
         if closed > self._compressed_segments:
-            self._writer.call(lambda: self._compress(closed), self._compressed)
+            self._writer.call(lambda: self._compress(closed))
 
-    def _compress(self, closed: int) -> int:
-        """Compress the segments up to this number; return up to which all of them are."""
-        done = self._compressed_segments
-        bytes_min = int(self.ledger.segment_bytes * COMPRESSED_SHARE_MIN)
+    def _compress(self, closed: int) -> None:
+        """Compress the segments up to this number, on the writing thread."""
+        numbers = range(self._compressed_segments + 1, closed + 1)
         # A disk that is full leaves them as they are; the next sync tries again.
         with contextlib.suppress(OSError):
-            compress_segments(self.disk, range(done + 1, closed + 1), bytes_min)
-            done = closed
-        return done
-
-    def _compressed(self, done: int) -> None:
-        self._compressed_segments = done
+            compress_segments(self.disk, numbers, int(self.ledger.segment_bytes * COMPRESSED_SHARE_MIN))
+            self._compressed_segments = closed
 
     # --- checkpoints ------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ the run had durable state. Knows no tensors: callers pass functions that load an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -180,29 +180,28 @@ def restore(
     else:
         _require_never_saved(journal.disk, restored, run)
     # Steps may have been logged before there was any checkpoint.
-    for record, body in _whole_steps(journal.disk, restored.version):
-        before = restored.cut.accounts if restored.cut is not None else Accounts()
-        try:
+    try:
+        for record, body in read_steps(journal.disk, restored.version):
+            before = restored.cut.accounts if restored.cut is not None else Accounts()
             logged = msgspec.convert(record, _LoggedStep, str_keys=True)
             step = step_of(record["step"])
-            restored.cut = logged.cut
             apply(step, record, body)
-        except (
-            LookupError,
-            TypeError,
-            ValueError,
-            ArithmeticError,
-            RuntimeError,
-            msgspec.ValidationError,
-        ) as error:
-            raise StorageError(
-                f"step {restored.version + len(restored.replayed)} in the step log cannot be used: {error}",
-                code="W5-407",
-                fix="resume with the job file the run was started with",
-            ) from error
-        restored.last = (record, body)
-        now = restored.cut.accounts
-        restored.replayed.append(Replayed(step, logged.loss_sum, now.aside, now.completed_since(before)))
+            restored.cut, restored.last = logged.cut, (record, body)
+            now = logged.cut.accounts
+            restored.replayed.append(Replayed(step, logged.loss_sum, now.aside, now.completed_since(before)))
+    except Damaged as damage:
+        raise StorageError(
+            f"the step log cannot be used: {damage}",
+            code="W5-407",
+            fix="it was not written by w5xde; remove steps-*.log, and the run goes on from its checkpoint",
+        ) from damage
+    # msgspec's ValidationError is a ValueError.
+    except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise StorageError(
+            f"step {restored.version + len(restored.replayed)} in the step log cannot be used: {error}",
+            code="W5-407",
+            fix="resume with the job file the run was started with",
+        ) from error
     return restored
 
 
@@ -240,14 +239,3 @@ def _require_never_saved(disk: Disk, restored: Restored, run: str) -> None:
             code="W5-407",
             fix=f"restore {FOLDER}/ from a copy, or start a new run",
         )
-
-
-def _whole_steps(disk: Disk, version: int) -> Iterator[Logged]:
-    try:
-        yield from read_steps(disk, version)
-    except Damaged as damage:
-        raise StorageError(
-            f"the step log cannot be used: {damage}",
-            code="W5-407",
-            fix="it was not written by w5xde; remove steps-*.log, and the run goes on from its checkpoint",
-        ) from damage

@@ -96,11 +96,6 @@ def _segments(disk: Disk) -> list[tuple[int, int, int, str]]:
     return sorted((int(match[1]), int(match[2]), int(match[3]), name) for match, name in found)
 
 
-def newest_life(disk: Disk) -> int:
-    """Return the highest life that logged steps; 0 if none did."""
-    return max((life for life, *_ in _segments(disk)), default=0)
-
-
 def forget_steps(disk: Disk, version: int) -> None:
     """Remove the segments that no checkpoint of this version or a later one needs."""
     for (_, _, _, name), (_, _, later, _) in pairwise(_segments(disk)):
