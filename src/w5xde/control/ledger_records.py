@@ -15,6 +15,7 @@
     banned    a node that may not come back, and why
     undo      a step begins anew: it would have spoiled the model, or a cheat had a part in it
     checkpoint            a checkpoint is durable: its version and hash
+    model     model.safetensors is about to be written: after how many steps, and the hash of the file
     stop      the end, and why
 
 Knows no files and no clock. `control/audit/auditor.py` reads these words without using any of this.
