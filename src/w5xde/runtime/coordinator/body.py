@@ -217,10 +217,10 @@ class Coordinator:
         self._evaluator.forget()
         # Saved first: whatever the evaluation does, what was learned is kept.
         saved = await self._ending.save(self._core, self.meters, self._loop.time())
-        if saved.step is not None:
+        if saved.weights_step is not None:
             await self._evaluator.measure_last(self._settings.threads)
         status = self.status()
-        self.summary = self.meters.summary(status, self._core.accounts.aside) | saved.facts()
+        self.summary = self.meters.summary(status, self._core.accounts.aside) | saved._asdict()
         await self._ending.close(status.row(), self.reason, self._error, self.summary)
         self._audience.tell(lambda callback: callback.on_end(status, self.summary))
 
