@@ -1,7 +1,7 @@
-"""The demo: three nodes learn handwritten digits, and the weights are those of one process, bit for bit.
+"""The demo: three nodes learn handwritten digits, and get the same weights as one process, bit for bit.
 
-`alone` is a plain PyTorch loop: no leases, no network, no flat buffers. That it ends with the same sha256
-as a pool of processes is the promise of sync mode, checked in front of the user.
+`alone` is a plain PyTorch loop without leases, network or flat buffers. In sync mode a pool of processes must
+end with the same sha256 as this loop; the demo checks that before the user's eyes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ job = Job(
 
 
 def run_demo(settings: Settings) -> dict[str, Any]:
-    """Train with nodes, then alone, and compare."""
+    """Train with nodes, then in one process, and raise TrainingError if the weights differ."""
     settings = msgspec.structs.replace(settings, epochs=EPOCHS, batches_per_step=STEP_BATCHES)
     view = make_view(settings)
     result = run_coordinator(job, settings, watcher=view, name="w5xde.demo:job")
@@ -111,7 +111,7 @@ def alone(settings: Settings) -> nn.Module:
 
 
 def _steps(settings: Settings, batches: int) -> Iterator[tuple[int, range]]:
-    """The epoch and the batches of each step, for as many epochs as there are to be."""
+    """The epoch and the batches of each step, up to the epoch limit if there is one."""
     limit = settings.epoch_limit
     for epoch in itertools.count() if limit is None else range(limit):
         for first in range(0, batches, settings.step_batches):
@@ -119,6 +119,7 @@ def _steps(settings: Settings, batches: int) -> Iterator[tuple[int, range]]:
 
 
 def _add(gradients: list[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+    """The sum of the batches' gradients, added in the canonical tree."""
     if len(gradients) == 1:
         return gradients[0]
     left, right = halves(Span(0, len(gradients)))

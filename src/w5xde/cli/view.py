@@ -1,6 +1,7 @@
-"""What a person sees: a live picture on a terminal, plain lines elsewhere, and a summary at the end.
+"""The view: a live display on a terminal, plain lines elsewhere, and a summary at the end.
 
-Reads the run's status a few times a second and draws it; never touches training.
+Reads the status of the run a few times a second and draws it; changes nothing. A stream that can no longer
+be written ends the view, never the training.
 """
 
 from __future__ import annotations
@@ -29,21 +30,20 @@ if TYPE_CHECKING:
     from w5xde.runtime.node.body import Node
     from w5xde.runtime.telemetry.status import NodeReport, RunStatus
 
+# Often enough to look alive, and seldom enough to cost nothing.
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 5.0
-EVENTS_SHOWN = 6
-NODES_SHOWN = 20
-VIOLATIONS_SHOWN = 20
+# What fits on a terminal of 40 lines; longer lists say how many rows they leave out.
+EVENTS_SHOWN, NODES_SHOWN, VIOLATIONS_SHOWN = 6, 20, 20
 
 
 def make_view(settings: Settings) -> View:
-    """The view that suits where the output goes."""
-    stream = sys.stderr if settings.json else sys.stdout
-    return View(settings, stream)
+    """A view on stdout; with --json on stderr, because stdout is for the result."""
+    return View(settings, sys.stderr if settings.json else sys.stdout)
 
 
 class View(Watcher):
-    """Shows a run, or a node's part in one."""
+    """Shows a run, or one node's work for a run."""
 
     def __init__(self, settings: Settings, stream: IO[str]) -> None:
         self._settings = settings
@@ -57,7 +57,7 @@ class View(Watcher):
         self._shown_events = 0.0
         self._next_line = 0.0
 
-    # --- the coordinator's ------------------------------------------------------------------------
+    # --- a coordinator ------------------------------------------------------------------------
 
     def started(self, coordinator: Coordinator, settings: Settings, job_name: str) -> None:
         if self._is_silent:
@@ -73,7 +73,7 @@ class View(Watcher):
         if coordinator.entry.is_exposed:
             self.say(f"[bold red]{CLEAR_TEXT}[/]", markup=True)
         if coordinator.entry.ticket is not None:
-            # The one place that shows the secret, to whoever started the run.
+            # The only place that shows the secret, to the user who started the run.
             self.say(f"  to join:  {join_line(coordinator.entry.ticket, job_name)}")
         self._begin()
 
@@ -110,11 +110,11 @@ class View(Watcher):
 
     def _draw(self, live: Live) -> None:
         try:
-            live.update(self._picture(), refresh=True)
+            live.update(self._display(), refresh=True)
         except (OSError, ValueError, SystemExit):
             self._is_silent = True
 
-    def _picture(self) -> Group:
+    def _display(self) -> Group:
         if self._node is not None:
             return Group(Text(self._node_line(self._node)))
         status = self._status()
@@ -136,7 +136,7 @@ class View(Watcher):
 
     def _status(self) -> RunStatus:
         if self._coordinator is None:
-            raise RuntimeError("nothing was started that could be shown")
+            raise RuntimeError("the view was started without a coordinator")
         return self._coordinator.status()
 
     def _waiting_text(self) -> str:
@@ -179,7 +179,7 @@ class View(Watcher):
         return ", ".join(parts)
 
     def show_result(self, result: Result) -> None:
-        """The closing words of a run."""
+        """Print the summary of a run that ended in order."""
         if self._is_silent:
             return
         s = result.summary
@@ -206,7 +206,7 @@ class View(Watcher):
         self.say(f"  weights sha256 {s['weights_sha256'][:16]}…  in  {result.folder / 'model.safetensors'}")
 
     def show_audit(self, report: AuditReport) -> None:
-        """What an audit found, per node, and whether the promise held."""
+        """Print what an audit found, for each node, and whether the promise held."""
         found = report.findings
         lives = f"{found.lives} {'life' if found.lives == 1 else 'lives'} of the coordinator"
         self.say(
@@ -232,6 +232,8 @@ class View(Watcher):
             self.say(f"  set aside: batch {batch} of epoch {epoch + 1}")
         whole = sum(not wrong for wrong in report.checkpoints.values())
         self.say(f"  {whole} of {len(report.checkpoints)} checkpoints here are whole and the ledger's own")
+        if report.model_step is not None:
+            self.say(f"  model.safetensors has the weights of step {report.model_step:,}")
         for remark in found.remarks:
             self.say(f"  note: {remark}")
         for violation in found.violations[:VIOLATIONS_SHOWN]:
@@ -251,7 +253,7 @@ class View(Watcher):
             f"({_bytes(written['bytes'])}, sha256 of weights {written['weights_sha256'][:16]}…)"
         )
 
-    # --- a node's ---------------------------------------------------------------------------------
+    # --- a node ----------------------------------------------------------------------------------
 
     def node_started(self, node: Node) -> None:
         if not self._is_silent:
@@ -285,14 +287,14 @@ class View(Watcher):
         )
 
     def say(self, text: str, *, markup: bool = False) -> None:
-        """One more sentence. Only our own words may have markup: others' are shown as they are."""
+        """Print a sentence. Only our own text may have markup; text from nodes and jobs is shown as it is."""
         if self._is_silent:
             return
         try:
             shown = "\n".join(harmless(line) for line in text.split("\n"))
             self._console.print(shown, markup=markup, emoji=False)
         except (OSError, ValueError, SystemExit):
-            # Nobody reads any more (a closed pipe, a closed terminal): training goes on unseen.
+            # The pipe or the terminal is closed: training goes on unseen.
             self._is_silent = True
 
 
@@ -306,7 +308,7 @@ _EVENT_STYLES = {
     "joined": "green",
     "finished": "bold",
 }
-# Said often and of interest only to those who look closely.
+# Frequent events, which only --log verbose shows.
 _QUIET_EVENTS = {"epoch", "rejected", "evaluated"}
 
 
@@ -344,7 +346,7 @@ def node_table(status: RunStatus) -> Table:
         table.add_column(heading)
     for heading in ("batches/s", "share", "loss", "wait", "network"):
         table.add_column(heading, justify="right")
-    # Those who work first; a long list of the gone helps nobody.
+    # Working nodes first, and not a long list of those that left.
     rows = sorted(status.nodes, key=lambda node: node.state == "gone")
     for node in rows[:NODES_SHOWN]:
         loss = f"{node.loss:.4f}" if node.loss is not None else "-"
@@ -360,7 +362,7 @@ def node_table(status: RunStatus) -> Table:
 
 
 def _word(text: str) -> Text:
-    """Somebody else's word in a table, where a plain string would be read for markup."""
+    """Text from a node for a table, which would interpret markup in a plain string."""
     return Text(harmless(str(text)))
 
 

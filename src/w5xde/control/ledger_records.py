@@ -16,6 +16,7 @@
     banned    a node that may not come back, and why
     undo      a step begins again: it would have made the model non-finite, or used a banned node's update
     checkpoint            a checkpoint is durable: its version and hash
+    model     model.safetensors is about to be written: after how many steps, and the hash of the file
     stop      the end, and why
     gap       (of the ledger's writer) the disk failed for so long that records were dropped
 

@@ -1,11 +1,11 @@
-"""What a learner knows, as files: weights, optimizer, scheduler and random state. No pickle, no torch.load.
+"""The state of a learner as files: weights, optimizer, scheduler and random state. No pickle, no torch.load.
 
-    model.safetensors       the state dict, for anybody who reads safetensors
-    training.safetensors    every other tensor: the optimizer's, the scheduler's, the generators'
+    model.safetensors       the state dict, for any program that reads safetensors
+    training.safetensors    every other tensor: of the optimizer, the scheduler and the random generators
     learner.json            what is not a tensor, and where in it each tensor belongs
 
-Numbers, strings, lists, tuples, dicts and tensors come back as they were (of subclasses, as their base);
-what is none of these is refused by its name.
+Numbers, strings, lists, tuples, dicts and tensors are restored as they were (subclasses as their base class);
+a value of any other type is refused, with its name. Knows no disk: files are bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from w5xde.messages import Layout
 
 MODEL, TRAINING, LEARNER = "model.safetensors", "training.safetensors", "learner.json"
 _INT_MAX = 2**63 - 1
-# The state of a Mersenne twister.
+# The size of a Mersenne twister's state.
 _GENERATOR_WORDS = 624
 
 Tensors = dict[str, torch.Tensor]
@@ -43,11 +43,11 @@ Tensors = dict[str, torch.Tensor]
 
 
 def pack(value: Any, where: str, tensors: Tensors) -> Any:
-    """The value as JSON; its tensors go, copied, into `tensors` under the place where they stood."""
+    """The value as JSON; copies of its tensors are added to `tensors`, named after their place in it."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, torch.Tensor):
-        # Two places may read alike, as the keys 1 and "1" do.
+        # Two places may have the same name, as those of the keys 1 and "1".
         name = where if where not in tensors else f"{where}~{len(tensors)}"
         tensors[name] = value.detach().to("cpu", copy=True).contiguous()
         return {"tensor": name}
@@ -82,7 +82,7 @@ def _key(key: Any, where: str) -> Any:
 
 
 def unpack(packed: Any, tensors: Tensors) -> Any:
-    """The value again."""
+    """The value that `pack` was given."""
     if isinstance(packed, list):
         return [unpack(item, tensors) for item in packed]
     if not isinstance(packed, dict):
@@ -101,14 +101,14 @@ def unpack(packed: Any, tensors: Tensors) -> Any:
             return {unpack(key, tensors): unpack(item, tensors) for key, item in content}
         case "counter":
             return Counter({unpack(key, tensors): unpack(item, tensors) for key, item in content})
-    raise ValueError(f"a checkpoint knows no {kind!r}")
+    raise ValueError(f"no value in a checkpoint is a {kind!r}")
 
 
-# --- chance ---------------------------------------------------------------------------------------
+# --- random state ---------------------------------------------------------------------------------
 
 
 def _random_state() -> dict[str, Any]:
-    """Of the global generators: an optimizer may draw from them."""
+    """The state of the global random generators: an optimizer may draw from them."""
     numpy = np.random.get_state(legacy=False)  # noqa: NPY002
     version, numbers, gauss = random.getstate()
     return {
@@ -128,7 +128,7 @@ def _set_random_state(state: dict[str, Any]) -> None:
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers.tolist()), gauss))
     numpy = state["numpy"]
-    # numpy believes this number, and reads there: beyond its words lies somebody else's memory.
+    # numpy does not check this index, and would read beyond the end of its array.
     if not 0 <= numpy["pos"] <= _GENERATOR_WORDS:
         raise ValueError(f"numpy's generator is at word {numpy['pos']} of {_GENERATOR_WORDS}")
     key = numpy["key"].numpy().astype(np.uint32)
@@ -140,7 +140,7 @@ def _set_random_state(state: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LearnerState:
-    """A learner between two steps: copies, which nobody changes."""
+    """A copy of a learner's state between two steps."""
 
     version: int
     model: Tensors
@@ -151,7 +151,7 @@ class LearnerState:
         return tensors_sha256(self.model.values())
 
     def files(self) -> dict[str, bytes]:
-        """The bytes of each file."""
+        """The content of each file, by name."""
         return {
             MODEL: save(self.model),
             TRAINING: save(self.training),
@@ -160,7 +160,7 @@ class LearnerState:
 
 
 def capture(learner: Learner) -> LearnerState:
-    """Everything needed to go on from here. Raises JobError if the optimizer keeps what cannot be kept."""
+    """Copy the learner's state. Raises JobError if the optimizer's state has a value that cannot be saved."""
     training: Tensors = {}
     facts = _identity(learner) | {
         "version": learner.version,
@@ -174,7 +174,7 @@ def capture(learner: Learner) -> LearnerState:
 
 
 def model_file(module: torch.nn.Module) -> bytes:
-    """All of the state dict, for anybody who reads safetensors."""
+    """The whole state dict in the format safetensors."""
     return save(_model_tensors(module))
 
 
@@ -188,14 +188,14 @@ def _model_tensors(module: torch.nn.Module) -> Tensors:
 
 
 def refuse_unkeepable(learner: Learner) -> None:
-    """Tell before training what no checkpoint could keep."""
+    """Raise JobError before training if a checkpoint could not save the optimizer or the scheduler."""
     pack(learner.optimizer.state_dict(), "optimizer", {})
     if learner.scheduler is not None:
         pack(learner.scheduler.state_dict(), "scheduler", {})
 
 
 def _identity(learner: Learner) -> dict[str, Any]:
-    """What a job must have in common with the one whose checkpoint it goes on from."""
+    """What must be the same in a job and in the checkpoint from which it resumes."""
     optimizer, scheduler = learner.optimizer, learner.scheduler
     return {
         "layout": msgspec.to_builtins(learner.flat.blueprint.layout),
@@ -206,8 +206,8 @@ def _identity(learner: Learner) -> dict[str, Any]:
     }
 
 
-class _Facts(msgspec.Struct):
-    """What learner.json says."""
+class _LearnerJson(msgspec.Struct):
+    """The content of learner.json."""
 
     version: Annotated[int, msgspec.Meta(ge=0)]
     layout: Layout
@@ -220,9 +220,8 @@ class _Facts(msgspec.Struct):
     random: Any
 
 
-_NO_STATE = {"version": 0, "optimizer_state": None, "scheduler_state": None, "random": None}
-# Whatever bytes that are no checkpoint of ours may make the libraries below raise.
-_NONSENSE = (
+# What the libraries raise when they are given bytes that are not a checkpoint of ours.
+_DECODING_ERRORS = (
     SafetensorError,
     msgspec.DecodeError,
     LookupError,
@@ -236,23 +235,23 @@ _NONSENSE = (
 
 
 def restore(learner: Learner, files: dict[str, bytes]) -> None:
-    """Make the learner what it was. Whatever of the job does not fit is named and refused."""
-    with _refusing_nonsense():
+    """Restore the learner from a checkpoint's files; raises StorageError if they do not fit the job."""
+    with _refusing_foreign_files():
         facts = _restore_weights(learner, files)
         _restore_training(learner, facts, load(files[TRAINING]))
 
 
 def restore_weights(learner: Learner, files: dict[str, bytes]) -> None:
-    """Make the model what it was, and leave optimizer and scheduler as they are: for a learner that broke."""
-    with _refusing_nonsense():
+    """Restore only the model and its version, for a learner that broke and will not train any more."""
+    with _refusing_foreign_files():
         _restore_weights(learner, files)
 
 
 @contextlib.contextmanager
-def _refusing_nonsense() -> Iterator[None]:
+def _refusing_foreign_files() -> Iterator[None]:
     try:
         yield
-    except _NONSENSE as error:
+    except _DECODING_ERRORS as error:
         raise StorageError(
             f"the checkpoint cannot be used: {describe(error)}",
             code="W5-407",
@@ -260,8 +259,8 @@ def _refusing_nonsense() -> Iterator[None]:
         ) from error
 
 
-def _restore_weights(learner: Learner, files: dict[str, bytes]) -> _Facts:
-    facts = msgspec.json.decode(files[LEARNER], type=_Facts)
+def _restore_weights(learner: Learner, files: dict[str, bytes]) -> _LearnerJson:
+    facts = msgspec.json.decode(files[LEARNER], type=_LearnerJson)
     _require_fit(learner, facts)
     model = load(files[MODEL])
     # A step that broke may have given a parameter other memory.
@@ -276,7 +275,7 @@ def _restore_weights(learner: Learner, files: dict[str, bytes]) -> _Facts:
     return facts
 
 
-def _restore_training(learner: Learner, facts: _Facts, training: Tensors) -> None:
+def _restore_training(learner: Learner, facts: _LearnerJson, training: Tensors) -> None:
     state = unpack(facts.optimizer_state, training)
     learner.optimizer.load_state_dict(state)
     _keep_types(learner, state)
@@ -288,7 +287,7 @@ def _restore_training(learner: Learner, facts: _Facts, training: Tensors) -> Non
 
 
 def _plain_state(scheduler: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """torch makes every key of a scheduler's state an attribute: none may take the place of a method."""
+    """Refuse keys that are names of methods: torch makes every key of a scheduler's state an attribute."""
     methods = {
         name for kind in type(scheduler).__mro__ for name, held in vars(kind).items() if callable(held)
     }
@@ -299,7 +298,7 @@ def _plain_state(scheduler: Any, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keep_types(learner: Learner, state: dict[str, Any]) -> None:
-    """torch casts an optimizer's state to its parameter's type; what was kept in another stays in that."""
+    """Undo a cast: torch casts an optimizer's state to its parameter's type when it loads it."""
     parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):
@@ -313,23 +312,23 @@ def _keep_types(learner: Learner, state: dict[str, Any]) -> None:
                 learner.optimizer.state[parameter][key] = value.to(held.device)
 
 
-def _require_fit(learner: Learner, facts: _Facts) -> None:
-    now = msgspec.convert(_identity(learner) | _NO_STATE, _Facts)
+def _require_fit(learner: Learner, facts: _LearnerJson) -> None:
+    now = _identity(learner)
     found = [f"parameter {each}" for each in differences(facts.layout, learner.flat.blueprint.layout)]
-    if facts.optimizer != now.optimizer:
-        found.append(f"the optimizer is {now.optimizer}, expected {facts.optimizer}")
+    if facts.optimizer != now["optimizer"]:
+        found.append(f"the optimizer is {now['optimizer']}, expected {facts.optimizer}")
     else:
-        # Only compared and shown: tensors count by their place.
-        before, after = dict(facts.optimizer_defaults["dict"]), dict(now.optimizer_defaults["dict"])
+        # Only compared and shown; of tensors only the names are compared.
+        before, after = dict(facts.optimizer_defaults["dict"]), dict(now["optimizer_defaults"]["dict"])
         found += [
             f"the optimizer's {key} is {after.get(key)}, expected {before.get(key)}"
             for key in sorted(before.keys() | after.keys())
             if before.get(key) != after.get(key)
         ]
-    if facts.scheduler != now.scheduler:
-        found.append(f"the scheduler is {now.scheduler or 'none'}, expected {facts.scheduler or 'none'}")
-    if facts.groups != now.groups:
-        found.append(f"the optimizer's groups have {now.groups} parameters, expected {facts.groups}")
+    if facts.scheduler != now["scheduler"]:
+        found.append(f"the scheduler is {now['scheduler'] or 'none'}, expected {facts.scheduler or 'none'}")
+    if facts.groups != now["groups"]:
+        found.append(f"the optimizer's groups have {now['groups']} parameters, expected {facts.groups}")
     if found:
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         raise StorageError(

@@ -1,7 +1,8 @@
-"""Soundness: whether numbers are finite, and how large a gradient is. One pass over each, never two.
+"""Checks that numbers are finite, and measures how large a gradient is, in one pass over the numbers.
 
-The square of a norm is finite only if all its numbers are, so that one look answers both questions; it may
-overflow where they are finite, and only then is it worth to look closer.
+The square of a norm is finite only if all its numbers are, so that one pass answers both questions. It may
+also overflow although all numbers are finite, and only then a second pass decides. Does not know what happens
+to an update that is not finite.
 """
 
 from __future__ import annotations
@@ -16,32 +17,32 @@ import torch
 from w5xde.learn.model.layout import Blueprint, Vector
 from w5xde.messages import TRAINED
 
-# Below this numpy, which calls sooner, is quicker than torch, which computes faster.
+# Up to this many numbers numpy is faster than torch: its calls cost less, and its loops cost more. Measured.
 SMALL_COUNT = 16384
-# Vectors below this are looked at together.
+# Vectors smaller than this are measured together, in one call.
 TOGETHER_BYTES = 1024 * 1024
 _BLAS = (torch.float32, torch.float64)
 
 
 class Gauge:
-    """Measures updates of one layout."""
+    """Measures updates of one layout: their norms, and whether they are finite."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         groups = blueprint.moving_groups
         is_simple = len(groups) == 1 and groups[0].role == TRAINED and groups[0].dtype is torch.float32
-        # How many numbers a vector has, if they are few and all float32: such can be looked at together.
+        # How many numbers a vector has, if it can be measured with others: it is small and all float32.
         self._floats = groups[0].count if is_simple and blueprint.moving_bytes < TOGETHER_BYTES else 0
         self._trained = [i for i, group in enumerate(groups) if group.role == TRAINED and group.count]
         self._others = [
             i
             for i, group in enumerate(groups)
-            if group.role != TRAINED and group.count and may_be_wild(group.dtype)
+            if group.role != TRAINED and group.count and can_hold_nan(group.dtype)
         ]
 
     def norms(self, body: Any, vectors: Sequence[Vector]) -> list[float]:
-        """Of each of the vectors that lie in `body`, the norm of its gradients; see `norm`."""
+        """The `norm` of each of the vectors that lie one behind the other in `body`."""
         if self._floats and len(vectors) > 1:
-            # One look at all of them costs hardly more than one at each.
+            # One call for all of them costs hardly more than one call for each.
             rows = np.frombuffer(body, np.float32).reshape(len(vectors), -1)[:, : self._floats]
             with np.errstate(over="ignore", invalid="ignore"):
                 found: list[float] = np.einsum("ij,ij->i", rows, rows).tolist()
@@ -50,13 +51,13 @@ class Gauge:
         return [self.norm(vector) for vector in vectors]
 
     def norm(self, vector: Vector) -> float:
-        """The norm of its gradients; infinite if any number of it, of the buffers' too, is not finite."""
+        """The norm of the gradients; infinite if any number, also of the buffers, is not finite."""
         if not all(is_finite(vector.parts[i]) for i in self._others):
             return math.inf
         return math.sqrt(sum(_square(vector.parts[i]) for i in self._trained))
 
     def square(self, group: int, numbers: torch.Tensor) -> float:
-        """What these numbers of a group add to the square of the norm; infinite if one is not finite."""
+        """What part of a group adds to the square of the norm; infinite if a number is not finite."""
         if group in self._trained:
             return _square(numbers)
         return 0.0 if group not in self._others or is_finite(numbers) else math.inf
@@ -65,8 +66,8 @@ class Gauge:
         return all(is_finite(vector.parts[i]) for i in (*self._trained, *self._others))
 
 
-def may_be_wild(dtype: torch.dtype) -> bool:
-    """Whether such numbers can be anything but finite."""
+def can_hold_nan(dtype: torch.dtype) -> bool:
+    """Whether numbers of this type can be infinite or NaN."""
     return dtype.is_floating_point or dtype.is_complex
 
 
@@ -76,10 +77,10 @@ def are_finite(numbers: np.ndarray[Any, np.dtype[Any]]) -> bool:
 
 def is_finite(part: torch.Tensor) -> bool:
     if part.numel() <= SMALL_COUNT and part.dtype in _BLAS and part.device.type == "cpu":
-        # A third of the time of any way that torch has.
+        # Three times as fast as any way that torch has.
         return are_finite(part.numpy())
-    # A sum is finite only if all its numbers are, and costs an eighth of their largest; one of finite numbers
-    # may overflow, and only then is it worth to look closer.
+    # A sum is finite only if all its numbers are, and costs an eighth of finding the largest. A sum of finite
+    # numbers may overflow, and only then the largest is looked for.
     if not part.is_complex() and math.isfinite(part.sum().item()):
         return True
     return math.isfinite(float(torch.linalg.vector_norm(part, ord=math.inf)))

@@ -17,7 +17,7 @@ from w5xde.learn.model.layout import FlatModel, Vector
 from w5xde.learn.model.route import VectorRoute
 from w5xde.learn.step import fast_optimizer
 from w5xde.learn.step.fast_optimizer import Stepper
-from w5xde.learn.step.finite import Gauge, is_finite, may_be_wild
+from w5xde.learn.step.finite import Gauge, can_hold_nan, is_finite
 from w5xde.learn.step.rollback import Undo
 from w5xde.learn.step.sums import TAME_NORM, Contribution, StepNotFinite, Total
 from w5xde.messages import MOVING, TRAINED
@@ -66,7 +66,7 @@ class Learner:
         )
         # What must be finite after a step: not a buffer that never was (masks are often minus infinity).
         self._watched = [
-            may_be_wild(group.dtype) and group.count > 0 and (group.role == TRAINED or is_finite(part))
+            can_hold_nan(group.dtype) and group.count > 0 and (group.role == TRAINED or is_finite(part))
             for group, part in zip(self._blueprint.moving_groups, flat.moving.parts, strict=True)
         ]
         moving = list(zip(flat.moving.parts, self._watched, strict=True))
@@ -113,7 +113,7 @@ class Learner:
         if self.scheduler is not None and len(wholes) > 1:
             raise ValueError("a schedule wants to know of each step before the next")
         if self._undo is not None:
-            self._undo.keep(self._stepper.tensors, self.version)
+            self._undo.save(self._stepper.tensors, self.version)
         self.is_whole = False
         try:
             self._step_all(wholes)
@@ -150,7 +150,7 @@ class Learner:
     def _go_back(self) -> None:
         """Undo what was changed since the last version; the learner is whole then, if that is possible."""
         if self._undo is not None and self._undo.is_possible:
-            self._undo.back()
+            self._undo.restore()
             self.flat.reclaim()
             self.is_whole = True
 
@@ -200,7 +200,7 @@ class Learner:
     def _require_finite(self, norm: float, steps: int) -> None:
         """The optimizer has stepped: all that it changed must be finite."""
         undo, version = self._undo, self.version + steps
-        if not (undo.is_sound(self._stepper.tensors, version) if undo else self._is_sound(norm)):
+        if not (undo.accept(self._stepper.tensors, version) if undo else self._is_sound(norm)):
             what = f"step {self.version + 1} made the weights or the optimizer's state"
             raise StepNotFinite(f"{what} infinite or not a number")
 
@@ -217,7 +217,7 @@ class Learner:
             is_finite(value.reshape(-1))
             for kept in self.optimizer.state.values()
             for value in kept.values()
-            if isinstance(value, torch.Tensor) and may_be_wild(value.dtype)
+            if isinstance(value, torch.Tensor) and can_hold_nan(value.dtype)
         )
 
     def _clip(self, vector: Vector, norm_max: float) -> None:

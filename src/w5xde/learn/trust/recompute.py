@@ -15,7 +15,7 @@ import torch
 
 from w5xde.learn.job.job import BatchFailed
 from w5xde.learn.model.layout import Blueprint, Vector
-from w5xde.learn.step.finite import Gauge, may_be_wild
+from w5xde.learn.step.finite import Gauge, can_hold_nan
 from w5xde.learn.train.trainer import Task, Trainer
 from w5xde.tree import Span
 
@@ -98,7 +98,7 @@ class Recomputer:
         gaps = size = 0.0
         entries = self._blueprint.layout.entries
         for group, mine, other in zip(self._blueprint.moving_groups, ours.parts, theirs.parts, strict=True):
-            if not may_be_wild(group.dtype):
+            if not can_hold_nan(group.dtype):
                 if not torch.equal(mine, other):
                     return entries[group.entries[0]].name, math.inf
                 continue

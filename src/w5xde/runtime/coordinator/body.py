@@ -186,7 +186,7 @@ class Coordinator:
         saved = await self._ending.save(cut, self.meters)
         if saved.is_durable:
             self.dispatch(ev.Saved(cut.progress.steps))
-        if saved.step is not None:
+        if saved.weights_step is not None:
             await self._evaluator.measure_last(self._settings.threads)
         status = self.status()
         self.summary = self.meters.summary(status, self._view.accounts.aside) | saved.facts()

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from w5xde.config import Settings
 from w5xde.control.steps.cut import Cut
@@ -31,99 +31,91 @@ from w5xde.runtime.telemetry.meters import Meters
 STOP_NOW_SECONDS, HURRIED_PARTING_SECONDS = 2.0, 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class SavedModel:
+class SavedModel(NamedTuple):
     """The weights that an ending saved: after how many steps, and their hash; None if it saved none."""
 
-    step: int | None
-    sha256: str | None
-    # A last checkpoint has the same weights.
+    weights_step: int | None
+    weights_sha256: str | None
+    # Whether a last checkpoint has the same weights.
     is_durable: bool = False
 
     def facts(self) -> dict[str, Any]:
-        return {"weights_step": self.step, "weights_sha256": self.sha256}
+        return {"weights_step": self.weights_step, "weights_sha256": self.weights_sha256}
 
 
+@dataclass(slots=True)
 class Ending:
     """Ends one run: `save`, then `close`; or `abandon`, at any moment."""
 
-    def __init__(
-        self,
-        learner: Learner,
-        keeper: Journal,
-        recorder: RunFolder,
-        writer: Actor,
-        settings: Settings,
-        note: Callable[[str], None],
-    ) -> None:
-        self._learner = learner
-        self._keeper = keeper
-        self._recorder = recorder
-        self._writer = writer
-        self._settings = settings
-        self._note = note
-        self._is_saved = False
-        self._is_closing = False
+    learner: Learner
+    journal: Journal
+    folder: RunFolder
+    writer: Actor
+    settings: Settings
+    # Tells the user a sentence.
+    note: Callable[[str], None]
+    _is_saved: bool = field(default=False, init=False)
+    _is_closing: bool = field(default=False, init=False)
 
     async def save(self, cut: Cut, meters: Meters) -> SavedModel:
         """Save the newest good weights; raises StorageError if the model cannot be written.
 
-        `cut`: what the core has decided, for a last checkpoint.
+        `cut`: all that the core has decided, for a last checkpoint.
         """
-        await self._writer.drain()
-        if not self._learner.is_whole:
-            if not await self._writer.result_of(self._restore_newest):
-                self._note("no model is saved: the last step broke, and there is no good checkpoint")
+        await self.writer.drain()
+        if not self.learner.is_whole:
+            if not await self.writer.result_of(self._restore_newest):
+                self.note("no model is saved: the last step broke, and there is no good checkpoint")
                 return SavedModel(None, None)
-            step = self._learner.version
-            self._note(f"{MODEL} has the weights of step {step}, from the last good checkpoint")
-        saved = await self._writer.result_of(self._save_model)
+            step = self.learner.version
+            self.note(f"{MODEL} has the weights of step {step}, from the last good checkpoint")
+        saved = await self.writer.result_of(self._save_model)
         self._is_saved = True
         # The core may have decided steps that were never applied: then no checkpoint of it fits the weights.
-        if self._settings.checkpoint_every != "off" and saved.step == cut.version:
-            failure = await self._writer.result_of(lambda: self._keeper.save_last(cut, meters.kept()))
+        if self.settings.checkpoint_every != "off" and saved.weights_step == cut.version:
+            failure = await self.writer.result_of(lambda: self.journal.save_last(cut, meters.kept()))
             if failure:
-                self._note(f"the last checkpoint could not be written: {failure}")
+                self.note(f"the last checkpoint could not be written: {failure}")
             else:
-                saved = replace(saved, is_durable=True)
+                saved = saved._replace(is_durable=True)
         return saved
 
     def _restore_newest(self) -> bool:
         """Give the learner the weights of the newest checkpoint; False if there is none that can be used."""
-        checkpoint, _ = self._keeper.store.find_whole()
+        checkpoint, _ = self.journal.store.find_whole()
         if checkpoint is None:
             return False
         try:
-            restore_weights(self._learner, checkpoint.files)
+            restore_weights(self.learner, checkpoint.files)
         except StorageError:
             return False
         return True
 
     def _save_model(self) -> SavedModel:
-        data, step = model_file(self._learner.flat.module), self._learner.version
+        data, step = model_file(self.learner.flat.module), self.learner.version
         # Ledger first: it says of every model that is found in the folder after how many steps it is.
-        self._keeper.record({"kind": "model", "version": step, "sha256": hashlib.sha256(data).hexdigest()})
-        self._keeper.sync()
-        self._recorder.save_model(data)
-        return SavedModel(step, self._learner.weights_sha256())
+        self.journal.record({"kind": "model", "version": step, "sha256": hashlib.sha256(data).hexdigest()})
+        self.journal.sync()
+        self.folder.save_model(data)
+        return SavedModel(step, self.learner.weights_sha256())
 
     async def close(self, row: dict[str, Any], reason: str, error: str, summary: dict[str, Any]) -> None:
         """Write the last metrics, the ledger's last record and the result, and give the folder back."""
-        self._recorder.metrics(row)
-        await self._writer.result_of(lambda: self._end_ledger(reason, error))
-        facts = {"reason": reason, "result": summary, "ledger": self._keeper.head}
-        await self._writer.result_of(lambda: self._recorder.manifest(facts))
-        await self._writer.result_of(self._recorder.close)
+        self.folder.metrics(row)
+        await self.writer.result_of(lambda: self._end_ledger(reason, error))
+        facts = {"reason": reason, "result": summary, "ledger": self.journal.head}
+        await self.writer.result_of(lambda: self.folder.manifest(facts))
+        await self.writer.result_of(self.folder.close)
 
     async def abandon(self, learner: Actor, reason: str, error: str) -> None:
         """Save nothing more; end the ledger once the `learner` and the writer have done what they began."""
         if not self._is_saved:
-            self._note(f"no model is saved; {self._keeper.store.last_good}")
+            self.note(f"no model is saved; {self.journal.store.last_good}")
         await learner.drain()
-        await self._writer.drain()
+        await self.writer.drain()
         if not self._is_closing:
-            await self._writer.result_of(lambda: self._end_ledger(reason, error))
+            await self.writer.result_of(lambda: self._end_ledger(reason, error))
 
     def _end_ledger(self, reason: str, error: str) -> None:
         self._is_closing = True
-        self._keeper.stop({"kind": "stop", "reason": reason, "error": error})
+        self.journal.stop({"kind": "stop", "reason": reason, "error": error})
