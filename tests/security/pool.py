@@ -123,7 +123,7 @@ class Stranger:
         self.sock = socket.create_connection((host, run.port), 10, near)
         self._run = run
         if not run.ticket.is_clear:
-            self.sock = (context or tls.context_to_look()).wrap_socket(self.sock)
+            self.sock = (context or tls.inspection_context()).wrap_socket(self.sock)
         self._decoder = Decoder(ANSWER_LIMITS)
         self._frames: list[tuple[Message, Body]] = []
         # What came with the last message.

@@ -188,7 +188,7 @@ def _connect(place: _Place, ticket: Ticket | None) -> socket.socket:
     if ticket.is_pki:
         return tls.shake_hands(place.dial(), tls.client_context_pki(), place.name, str(place))
     # As a node does: look whose certificate it is, and speak on another connection that requires it.
-    with tls.shake_hands(place.dial(), tls.context_to_look(), tls.NO_NAME, str(place)) as looking:
+    with tls.shake_hands(place.dial(), tls.inspection_context(), tls.NO_NAME, str(place)) as looking:
         certificate = tls.check_pin(looking, ticket.fingerprint, str(place))
     return tls.shake_hands(place.dial(), tls.client_context(certificate), tls.NO_NAME, str(place))
 
@@ -222,7 +222,7 @@ def _not_ours(place: _Place, ticket: Ticket | None) -> Iterator[Finding]:
     # Nothing is sent, so nobody's certificate needs to be believed.
     with (
         contextlib.suppress(OSError, JoinError),
-        tls.shake_hands(place.dial(), tls.context_to_look(), tls.NO_NAME, str(place)) as looking,
+        tls.shake_hands(place.dial(), tls.inspection_context(), tls.NO_NAME, str(place)) as looking,
     ):
         version = tls.version_of(looking)
     if version is not None and ticket is None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.security.admission.test_register import NOW, admit
 from w5xde.config import Settings
-from w5xde.control.pool.connection_limits import Doorman
+from w5xde.control.pool.connection_limits import ConnectionLimits
 from w5xde.messages import Hello
 from w5xde.protocol.session import COORDINATOR
 from w5xde.runtime.admission.gatekeeper import Entry
@@ -19,7 +19,7 @@ from w5xde.runtime.admission.register import TicketRegister
 from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.net import listener as door
 from w5xde.runtime.net.connection import Connection, Owner
-from w5xde.runtime.net.listener import Visit
+from w5xde.runtime.net.listener import Candidate
 
 
 class Place:
@@ -27,7 +27,7 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.entry = Entry(folder, "0" * 16, Settings())
-        self.entry.guard([door.Place(socket.AF_INET, "127.0.0.1")])
+        self.entry.guard([door.ListenAddress(socket.AF_INET, "127.0.0.1")])
         self.entry.open("127.0.0.1", 5555)
         self.present: list[Peer] = []
         self.told: list[str] = []
@@ -53,7 +53,7 @@ class Place:
 
 def guest(node_id: bytes, name: str) -> Peer:
     owner = Owner(opened=print, heard=print, lost=print, alive=print)
-    visit = Visit("10.0.0.7", Doorman(), is_here=False)
+    visit = Candidate("10.0.0.7", ConnectionLimits(), is_here=False)
     visit.over()
     return Peer(Connection(COORDINATOR, owner), visit, name=name, node_id=node_id)
 

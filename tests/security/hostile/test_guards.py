@@ -16,7 +16,7 @@ from w5xde.config import Settings
 from w5xde.errors import JoinError, UsageError
 from w5xde.messages import Refuse
 from w5xde.runtime.admission.gatekeeper import Entry
-from w5xde.runtime.net.listener import Place, places_of
+from w5xde.runtime.net.listener import ListenAddress, resolve_addresses
 from w5xde.ticket import parse
 
 NAME = "localhost"
@@ -109,7 +109,7 @@ def test_only_what_stays_on_this_machine_is_in_clear_text_by_itself(
     hosts: list[str], insecure: bool, is_clear: bool, is_exposed: bool, tmp_path: Path
 ) -> None:
     entry = Entry(tmp_path, "0123456789abcdef", Settings(insecure=insecure))
-    context = entry.guard([Place(2, host) for host in hosts])
+    context = entry.guard([ListenAddress(2, host) for host in hosts])
     assert (context is None, entry.is_exposed) == (is_clear, is_exposed)
     entry.close()
 
@@ -117,16 +117,16 @@ def test_only_what_stays_on_this_machine_is_in_clear_text_by_itself(
 def test_what_contradicts_itself_is_refused(tmp_path: Path) -> None:
     for settings in (Settings(tls_ca="ca.pem"), Settings(insecure=True, tls_cert="a", tls_key="b")):
         with pytest.raises(UsageError) as caught:
-            Entry(tmp_path, "0123456789abcdef", settings).guard([Place(2, "0.0.0.0")])
+            Entry(tmp_path, "0123456789abcdef", settings).guard([ListenAddress(2, "0.0.0.0")])
         assert caught.value.code == "W5-505"
 
 
 def test_a_name_means_the_addresses_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a door is this machine's alone is asked of addresses: a name says what somebody wrote down."""
 
-    async def found(host: str) -> list[Place]:
-        return await places_of(host, 0)
+    async def found(host: str) -> list[ListenAddress]:
+        return await resolve_addresses(host, 0)
 
-    assert asyncio.run(found("127.0.0.1")) == [Place(2, "127.0.0.1")]
+    assert asyncio.run(found("127.0.0.1")) == [ListenAddress(2, "127.0.0.1")]
     assert not asyncio.run(found("auto"))[0].is_loopback
     assert all(place.is_loopback for place in asyncio.run(found("localhost")))

@@ -33,7 +33,7 @@ from w5xde.runtime.system.machine import own_addresses
 from w5xde.ticket import ADDRESSES_MAX, ID_BYTES, SECRET_BYTES, Secret, Ticket
 
 if TYPE_CHECKING:
-    from w5xde.runtime.net.listener import Place
+    from w5xde.runtime.net.listener import ListenAddress
 
 # How soon it counts what `w5xde ticket` did meanwhile.
 REFRESH_SECONDS = 1.0
@@ -74,7 +74,7 @@ class Entry:
 
     # --- opening ------------------------------------------------------------------------------------
 
-    def guard(self, places: list[Place]) -> tls.Context | None:
+    def guard(self, places: list[ListenAddress]) -> tls.Context | None:
         """How connections to these places are secured; None: not at all."""
         files = self._settings
         is_local = all(place.is_loopback for place in places)
@@ -87,7 +87,7 @@ class Entry:
                 )
             self._is_pki = True
             ca = Path(files.tls_ca) if files.tls_ca is not None else None
-            context = tls.server_context_pki(Path(files.tls_cert), Path(files.tls_key), ca)
+            context = tls.server_context(Path(files.tls_cert), Path(files.tls_key), ca)
             self._house_fingerprint = tls.fingerprint_of(Path(files.tls_cert))
             return context
         if files.tls_ca is not None:
@@ -105,7 +105,7 @@ class Entry:
 
         identity = RunIdentity.load_or_create(self._run_id, anew=self._settings.new_identity)
         self._fingerprint = self._house_fingerprint = identity.fingerprint
-        return tls.server_context(identity)
+        return tls.server_context(identity.file)
 
     def open(self, host: str, port: int) -> None:
         """The door is open at this address: from now on there are tickets."""

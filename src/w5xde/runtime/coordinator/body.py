@@ -38,7 +38,7 @@ from w5xde.runtime.coordinator.updates import Intake
 from w5xde.runtime.durable.journal import Keeper
 from w5xde.runtime.durable.resume import Restored
 from w5xde.runtime.durable.run_folder import Recorder
-from w5xde.runtime.net.listener import Door
+from w5xde.runtime.net.listener import Listener
 from w5xde.runtime.system.actor import Actor
 from w5xde.runtime.telemetry.callback_runner import Audience
 from w5xde.runtime.telemetry.meters import Meters
@@ -195,7 +195,7 @@ class Coordinator:
             ev.Finish: self._finished,
         }
 
-    async def _part(self, door: Door) -> None:
+    async def _part(self, door: Listener) -> None:
         # Nothing else writes when the end is written; but one who wants to stop now is not kept waiting.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._writer.drain(), None if self.is_over else IMPATIENCE_SECONDS)

@@ -11,7 +11,7 @@ from w5xde.learn.codecs.sender import CodecSender
 from w5xde.learn.step.incoming import Arrival
 from w5xde.messages import Update
 from w5xde.runtime.net.connection import Connection
-from w5xde.runtime.net.listener import Visit
+from w5xde.runtime.net.listener import Candidate
 
 # Silence of a node that is known and not ready yet; strangers have so long in all.
 GREETING_SECONDS = 10.0
@@ -43,7 +43,7 @@ class Peer:
     """A node's connection, and what was sent over it."""
 
     connection: Connection
-    visit: Visit
+    visit: Candidate
     name: str = ""
     # By which its credential is known; empty for nodes of our own, and before it has shown who it is.
     node_id: bytes = b""

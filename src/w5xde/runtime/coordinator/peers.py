@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 import w5xde
-from w5xde.control.pool.connection_limits import Doorman
+from w5xde.control.pool.connection_limits import ConnectionLimits
 from w5xde.errors import StorageError
 from w5xde.learn.model.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.messages import (
@@ -39,7 +39,7 @@ from w5xde.runtime.coordinator.canary_check import Proving
 from w5xde.runtime.coordinator.gate import Gate
 from w5xde.runtime.coordinator.peer import Peer, Watch
 from w5xde.runtime.net.connection import Connection, Owner
-from w5xde.runtime.net.listener import Visit
+from w5xde.runtime.net.listener import Candidate
 from w5xde.runtime.system.memory import available_bytes
 from w5xde.runtime.telemetry.traffic import Traffic
 
@@ -95,7 +95,7 @@ class Reception:
         proving: Proving,
     ) -> None:
         self.entry = entry
-        self.doorman = Doorman()
+        self.doorman = ConnectionLimits()
         self._host = host
         # What everybody is greeted with, but for its name and what is for it alone.
         self._greeting = welcome
@@ -145,7 +145,7 @@ class Reception:
 
     # --- coming -----------------------------------------------------------------------------------
 
-    def make_connection(self, visit: Visit) -> Connection:
+    def make_connection(self, visit: Candidate) -> Connection:
         peer: Peer
 
         def opened(connection: Connection) -> None:
@@ -185,7 +185,7 @@ class Reception:
 
     def turned_away(self, address: str, kind: str, reason: str) -> None:
         """Somebody nobody knows had to go. Told once a minute for each address and kind, and counted."""
-        if self.doorman.is_news(address, kind, asyncio.get_running_loop().time()):
+        if self.doorman.should_log(address, kind, asyncio.get_running_loop().time()):
             self._host.note("turned away", f"{address} was turned away: {reason}", address)
 
     def _admit(self, peer: Peer, message: Message, body_bytes: int) -> bool:
@@ -220,7 +220,7 @@ class Reception:
             complaint = complaint or self._proving.complaint(peer, now, awake_since)
             if complaint:
                 self._cut(peer, complaint)
-        for text in self.doorman.news(now):
+        for text in self.doorman.log_lines(now):
             self._host.note("turned away", text, "")
 
     def _cut(self, peer: Peer, reason: str) -> None:

@@ -28,7 +28,7 @@ from w5xde.runtime.coordinator.peers import Host, Reception
 from w5xde.runtime.durable.journal import Keeper
 from w5xde.runtime.durable.resume import Restored
 from w5xde.runtime.durable.run_folder import Recorder
-from w5xde.runtime.net.listener import Door, places_of
+from w5xde.runtime.net.listener import Listener, resolve_addresses
 from w5xde.runtime.net.sockets import configure
 
 
@@ -147,10 +147,10 @@ def open_ledger(
 
 async def listen_again(
     reception: Reception, settings: Settings, port_before: int | None, note: Callable[[str], None]
-) -> Door:
+) -> Listener:
     """Open the door: after a restart where it was before, so that nodes find it."""
-    places = await places_of(settings.host, settings.port)
-    door = Door(reception.make_connection, reception.doorman, reception.turned_away)
+    places = await resolve_addresses(settings.host, settings.port)
+    door = Listener(reception.make_connection, reception.doorman, reception.turned_away)
     try:
         if settings.port or not port_before:
             door.listen(places, settings.host, settings.port, settings.road)

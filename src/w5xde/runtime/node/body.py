@@ -40,7 +40,7 @@ from w5xde.protocol.session import NODE
 from w5xde.protocol.wire import Body
 from w5xde.runtime.admission.node_pass import Pass
 from w5xde.runtime.net.connection import Connection, Owner
-from w5xde.runtime.net.dialer import Route
+from w5xde.runtime.net.dialer import Dialer
 from w5xde.runtime.net.sockets import configure
 from w5xde.runtime.node.limits import WELCOME_LIMITS, Expected
 from w5xde.runtime.node.worker import Done, Workbench
@@ -75,7 +75,7 @@ class Node:
     ) -> None:
         self._job = job
         self._pass = entrance
-        self._route = Route(entrance.ticket, settings)
+        self._route = Dialer(entrance.ticket, settings)
         self._settings = settings
         self._device = choose_device(settings.device)
         self._note = note

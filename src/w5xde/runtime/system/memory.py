@@ -1,20 +1,26 @@
-"""How much memory processes take together, where what they share is counted once; and how much is left."""
+"""Memory: how much processes take together, with shared memory counted once, and how much is left."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
+# Asking takes milliseconds of a core for each process: a thousand local nodes would keep a core busy.
+PROCESSES_MAX = 32
 # What a container may use, and what it uses now.
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def pss_bytes(pids: Iterable[int]) -> int:
-    """Proportional set size of these processes; where the system does not tell it, what is resident."""
-    return sum(_pss_bytes(pid) for pid in pids)
+def pss_bytes(pids: Sequence[int]) -> int:
+    """Proportional set size of these processes; where the system does not tell it, their resident memory.
+
+    Of many processes only some are asked, at even distances, and stand for the others.
+    """
+    asked = pids[:: -(-len(pids) // PROCESSES_MAX) or 1]
+    return sum(_pss_bytes(pid) for pid in asked) * len(pids) // max(1, len(asked))
 
 
 def _pss_bytes(pid: int) -> int:
@@ -29,9 +35,9 @@ def _pss_bytes(pid: int) -> int:
 
 
 def available_bytes() -> int:
-    """Memory that can still be had: what the system has left, or less if this is a container with a limit."""
+    """Memory that the system has left, or less if this is a container with a limit."""
     left = int(psutil.virtual_memory().available)
-    # The word "max" where there is no limit, and no such files on other systems.
+    # The file holds the word "max" if there is no limit, and other systems have no such file.
     with contextlib.suppress(OSError, ValueError):
         limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
         used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
