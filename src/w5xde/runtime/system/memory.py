@@ -17,10 +17,12 @@ _CGROUP = Path("/sys/fs/cgroup")
 def pss_bytes(pids: Sequence[int]) -> int:
     """Proportional set size of these processes; where the system does not tell it, their resident memory.
 
-    Of many processes only some are asked, at even distances, and stand for the others.
+    Of many processes only some are asked, which stand for the others; the first stands for itself alone.
     """
-    asked = pids[:: -(-len(pids) // PROCESSES_MAX) or 1]
-    return sum(_pss_bytes(pid) for pid in asked) * len(pids) // max(1, len(asked))
+    others = pids[1:]
+    asked = others[:: -(-len(others) // PROCESSES_MAX) or 1]
+    total = sum(_pss_bytes(pid) for pid in asked) * len(others) // max(1, len(asked))
+    return total + sum(_pss_bytes(pid) for pid in pids[:1])
 
 
 def _pss_bytes(pid: int) -> int:
