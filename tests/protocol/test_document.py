@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from w5xde.control.node import COORDINATOR_SILENCE_SECONDS
-from w5xde.control.pool import connection_limits as doorman
+from w5xde.control.pool import connection_limits as early
 from w5xde.control.pool.members import BEAT_SECONDS, SILENCE_SECONDS
 from w5xde.control.pool.patience import (
     GREETING_SECONDS,
@@ -40,17 +40,18 @@ SENTENCES = [
     f"more than {expected.WAITING_MAX} messages",
     f"{CHECK_FACTOR:,.0f} times what the canary took here, if longer | {CHECK_SECONDS_MIN:.0f} |",
     f"| between two beats, from `Welcome` on | {BEAT_SECONDS:.0f} |",
-    f"| from a node's first packet until its greeting was accepted | {doorman.STRANGER_SECONDS:.0f} |",
+    f"| from a node's first packet until its greeting was accepted | {early.AUTHENTICATION_SECONDS:.0f} |",
     f"| silence of a node between `Welcome` and `Ready` | {GREETING_SECONDS:.0f} |",
     f"| a node takes nothing of what waits for it | {STUCK_SECONDS:.0f} |",
     f"| a frame arrives with less than {SLOW_BYTES_PER_SECOND:,} bytes a second | {SLOW_SECONDS:.0f} |",
     f"| silence of a node until its leases are lent again | {SILENCE_SECONDS:.0f} |",
     f"the node hangs up and dials again | {COORDINATOR_SILENCE_SECONDS:.0f} |",
     f"| last words after a goodbye | {LAST_WORDS_SECONDS:.0f} |",
-    f"At most {doorman.STRANGERS_MAX} strangers are at the door at a time",
-    f"{doorman.STRANGERS_PER_ADDRESS_MAX} from one address ({doorman.STRANGERS_HERE_MAX} from the",
-    f"After {doorman.FAILURES_MAX} wrong secrets within {doorman.FAILURES_SECONDS:.0f} s",
-    f"{doorman.HANDSHAKES_PER_SECOND:.0f} a second from one address",
+    f"At most {early.UNAUTHENTICATED_MAX} strangers are at the door at a time",
+    f"{early.UNAUTHENTICATED_PER_ADDRESS_MAX} from one address",
+    f"({early.UNAUTHENTICATED_HERE_MAX} from the",
+    f"After {early.FAILURES_MAX} wrong secrets within {early.FAILURES_SECONDS:.0f} s",
+    f"{early.HANDSHAKES_PER_SECOND:.0f} a second from one address",
 ]
 
 

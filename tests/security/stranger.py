@@ -33,7 +33,7 @@ class Stranger:
         self.sock = socket.create_connection((host, ticket.addresses[0][1]), 10, near)
         self._ticket = ticket
         if not ticket.is_clear:
-            self.sock = (context or tls.context_to_look()).wrap_socket(self.sock)
+            self.sock = (context or tls.inspection_context()).wrap_socket(self.sock)
         self._decoder = Decoder(ANSWER_LIMITS)
         self._frames: list[tuple[Message, Body]] = []
         # The body of the last message.

@@ -188,7 +188,7 @@ def _connect(address: _Address, ticket: Ticket | None) -> socket.socket:
     if ticket.is_pki:
         return tls.shake_hands(address.dial(), tls.client_context_pki(), address.name, str(address))
     # As a node does: look at the certificate, then connect again and require it.
-    with tls.shake_hands(address.dial(), tls.context_to_look(), tls.NO_NAME, str(address)) as looking:
+    with tls.shake_hands(address.dial(), tls.inspection_context(), tls.NO_NAME, str(address)) as looking:
         certificate = tls.check_pin(looking, ticket.fingerprint, str(address))
     return tls.shake_hands(address.dial(), tls.client_context(certificate), tls.NO_NAME, str(address))
 
@@ -222,7 +222,7 @@ def _not_a_coordinator(address: _Address, ticket: Ticket | None) -> Iterator[Fin
     # Nothing is sent, so the certificate need not be trusted.
     with (
         contextlib.suppress(OSError, JoinError),
-        tls.shake_hands(address.dial(), tls.context_to_look(), tls.NO_NAME, str(address)) as looking,
+        tls.shake_hands(address.dial(), tls.inspection_context(), tls.NO_NAME, str(address)) as looking,
     ):
         version = tls.version_of(looking)
     if version is not None and ticket is None:

@@ -31,7 +31,7 @@ def measure(members: Members, member: Member, *batch_seconds: float) -> None:
 
 def test_nobody_joins_twice(members: Members) -> None:
     members.join("a", now=0.0)
-    with pytest.raises(ValueError, match="a is here already"):
+    with pytest.raises(ValueError, match="a is a member already"):
         members.join("a", now=1.0)
 
 

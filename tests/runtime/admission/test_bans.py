@@ -10,7 +10,7 @@ import pytest
 
 from tests.security.admission.test_register import NOW, admit
 from w5xde.config import Settings
-from w5xde.control.pool.connection_limits import Doorman
+from w5xde.control.pool.connection_limits import ConnectionLimits
 from w5xde.errors import StorageError
 from w5xde.messages import Hello
 from w5xde.protocol.session import COORDINATOR
@@ -20,7 +20,7 @@ from w5xde.runtime.admission.register import TicketRegister
 from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.net import listener
 from w5xde.runtime.net.connection import Connection, Owner
-from w5xde.runtime.net.listener import Visit
+from w5xde.runtime.net.listener import Candidate
 
 
 def hello(name: str) -> Hello:
@@ -61,7 +61,7 @@ class Place:
 
 def guest(node_id: bytes, name: str) -> Peer:
     owner = Owner(opened=print, heard=print, lost=print, alive=print)
-    visit = Visit("10.0.0.7", Doorman(), is_here=False)
+    visit = Candidate("10.0.0.7", ConnectionLimits(), is_here=False)
     visit.over()
     return Peer(Connection(COORDINATOR, owner), visit, name=name, node_id=node_id)
 

@@ -25,7 +25,7 @@ from w5xde.runtime.coordinator.canary_check import (
 )
 from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.net.connection import Connection
-from w5xde.runtime.net.listener import Visit
+from w5xde.runtime.net.listener import Candidate
 
 JOB = make(mlp(lambda: nn.BatchNorm1d(16)))
 
@@ -38,7 +38,7 @@ def prepared() -> Prepared:
 @pytest.fixture
 def peer() -> Peer:
     # Nobody here speaks to it.
-    return Peer(cast(Connection, None), cast(Visit, None), name="apple")
+    return Peer(cast(Connection, None), cast(Candidate, None), name="apple")
 
 
 def proof(prepared: Prepared) -> tuple[str, bytearray]:

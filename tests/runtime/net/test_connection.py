@@ -11,14 +11,14 @@ from typing import cast
 import pytest
 
 from w5xde.config import Settings
-from w5xde.control.pool.connection_limits import Doorman
+from w5xde.control.pool.connection_limits import ConnectionLimits
 from w5xde.errors import JoinError, UsageError
 from w5xde.messages import Beat, Hello, Message, Params, Ready
 from w5xde.protocol.session import COORDINATOR, NODE, WORKING
 from w5xde.protocol.wire import Body, Limits, encode
 from w5xde.runtime.net.connection import Connection, Owner
-from w5xde.runtime.net.dialer import Route
-from w5xde.runtime.net.listener import Door, places_of
+from w5xde.runtime.net.dialer import Dialer
+from w5xde.runtime.net.listener import Listener, resolve_addresses
 from w5xde.ticket import Secret, Ticket
 
 LARGE = 8 * 1024 * 1024
@@ -64,16 +64,16 @@ class Ears:
         self.signs += 1
 
 
-async def listen(ears: Ears, host: str, road: str = "auto") -> Door:
-    places = await places_of(host, 0)
-    door = Door(lambda visit: ears.connection, Doorman())
+async def listen(ears: Ears, host: str, road: str = "auto") -> Listener:
+    places = await resolve_addresses(host, 0)
+    door = Listener(lambda visit: ears.connection, ConnectionLimits())
     door.listen(places, host, 0, road)
     return door
 
 
 async def dial(ears: Ears, host: str, port: int, road: str = "auto") -> Connection:
     ticket = Ticket(((host, port),), b"", bytes(8), Secret(bytes(16)), is_clear=True)
-    return await Route(ticket, Settings(road=road)).dial(lambda: ears.connection)
+    return await Dialer(ticket, Settings(road=road)).dial(lambda: ears.connection)
 
 
 async def pair(road: str = "tcp", coordinator: Ears | None = None) -> tuple[Ears, Ears]:

@@ -7,15 +7,15 @@ import gc
 import socket
 import warnings
 
-from w5xde.control.pool.connection_limits import Doorman
-from w5xde.runtime.net.listener import Door, places_of
+from w5xde.control.pool.connection_limits import ConnectionLimits
+from w5xde.runtime.net.listener import Listener, resolve_addresses
 
 
 def test_one_who_comes_at_the_last_moment_is_closed_with_the_door() -> None:
     async def visit() -> None:
         made: list[object] = []
-        door = Door(made.append, Doorman())  # type: ignore[arg-type]
-        door.listen(await places_of("127.0.0.1", 0), "127.0.0.1", 0, road="tcp")
+        door = Listener(made.append, ConnectionLimits())  # type: ignore[arg-type]
+        door.listen(await resolve_addresses("127.0.0.1", 0), "127.0.0.1", 0, road="tcp")
         with socket.create_connection(door.address) as guest:
             guest.settimeout(5)
             # In the second turn of the loop it is accepted; in the third it would be welcomed.

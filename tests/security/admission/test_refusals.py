@@ -244,7 +244,7 @@ def test_a_node_says_nothing_to_who_did_not_make_its_ticket(tmp_path: Path) -> N
     heard: list[bytes] = []
 
     def pretend(connection: socket.socket) -> None:
-        context = tls.server_context(theirs)
+        context = tls.server_context(theirs.file)
         with contextlib.suppress(ssl.SSLError), context.wrap_socket(connection, server_side=True) as secured:
             heard.append(secured.recv(100))
 

@@ -16,7 +16,7 @@ from w5xde.config import Settings
 from w5xde.errors import JoinError, UsageError
 from w5xde.messages import Refuse
 from w5xde.runtime.admission.gatekeeper import Gatekeeper
-from w5xde.runtime.net.listener import Place, places_of
+from w5xde.runtime.net.listener import ListenAddress, Place, resolve_addresses
 from w5xde.ticket import parse
 
 NAME = "localhost"
@@ -121,9 +121,9 @@ def test_what_contradicts_itself_is_refused(tmp_path: Path) -> None:
 def test_a_name_means_the_addresses_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a door is this machine's alone is asked of addresses: a name says what somebody wrote down."""
 
-    async def found(host: str) -> list[Place]:
-        return await places_of(host, 0)
+    async def found(host: str) -> list[ListenAddress]:
+        return await resolve_addresses(host, 0)
 
-    assert asyncio.run(found("127.0.0.1")) == [Place(2, "127.0.0.1")]
+    assert asyncio.run(found("127.0.0.1")) == [ListenAddress(2, "127.0.0.1")]
     assert not asyncio.run(found("auto"))[0].is_loopback
     assert all(place.is_loopback for place in asyncio.run(found("localhost")))

@@ -12,15 +12,15 @@ import pytest
 from tests.processes import coordinator
 from tests.runtime.net.test_connection import Ears
 from w5xde.config import Settings
-from w5xde.control.pool.connection_limits import Doorman
+from w5xde.control.pool.connection_limits import ConnectionLimits
 from w5xde.doctor import remote_checks as there
 from w5xde.errors import JoinError
 from w5xde.protocol.session import COORDINATOR, NODE
 from w5xde.runtime.admission.identity import RunIdentity
 from w5xde.runtime.net import dialer as route
 from w5xde.runtime.net import tls
-from w5xde.runtime.net.dialer import Route
-from w5xde.runtime.net.listener import Door, Place
+from w5xde.runtime.net.dialer import Dialer
+from w5xde.runtime.net.listener import ListenAddress, Listener
 from w5xde.ticket import Secret, Ticket
 
 # One port, several addresses of this machine.
@@ -29,10 +29,10 @@ FIRST, SECOND, THIRD = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 NOWHERE = "192.0.2.254"
 
 
-def listening(identity: RunIdentity, host: str, port: int) -> Door:
-    door = Door(lambda visit: Ears(COORDINATOR).connection, Doorman())
-    door.context = tls.server_context(identity)
-    door.listen([Place(2, host)], host, port, "tcp")
+def listening(identity: RunIdentity, host: str, port: int) -> Listener:
+    door = Listener(lambda visit: Ears(COORDINATOR).connection, ConnectionLimits())
+    door.context = tls.server_context(identity.file)
+    door.listen([ListenAddress(2, host)], host, port, "tcp")
     return door
 
 
@@ -50,7 +50,7 @@ def test_the_right_one_wins_over_one_that_is_silent_and_one_that_is_another(
         port = doors[0].address[1]
         doors.append(listening(ours, SECOND, port))
         node, began = Ears(NODE), time.monotonic()
-        found = Route(ticket_for(ours, port, NOWHERE, FIRST, SECOND), Settings(road="tcp"))
+        found = Dialer(ticket_for(ours, port, NOWHERE, FIRST, SECOND), Settings(road="tcp"))
         # Again by the certificate that is known by now.
         for _ in range(2):
             node = Ears(NODE)
@@ -76,7 +76,7 @@ def test_if_none_is_right_the_most_telling_reason_is_told(tmp_path: Path) -> Non
             ((SECOND, THIRD), "W5-103", "none of the ticket's 2 addresses answers"),
         ]:
             with pytest.raises(JoinError, match=words) as caught:
-                await Route(ticket_for(ours, port, *hosts), Settings(road="tcp")).dial(
+                await Dialer(ticket_for(ours, port, *hosts), Settings(road="tcp")).dial(
                     lambda: Ears(NODE).connection
                 )
             assert caught.value.code == code

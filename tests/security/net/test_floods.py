@@ -50,7 +50,7 @@ def test_those_who_say_nothing_or_little_are_cut_and_others_join_meanwhile(tmp_p
         socks = dial_crowd(run.port, one_address())
         wait_until(lambda: let_in(run, "127.0.0.8"), lambda: "nobody was let in")
         kept = open_now(socks)
-        assert len(kept) <= limits.STRANGERS_HERE_MAX
+        assert len(kept) <= limits.UNAUTHENTICATED_HERE_MAX
         # Not over a file or two of metrics: what those at the door may take.
         assert process.memory_info().rss - before < 30 * 2**20
         run.wait_for_step(run.step() + 2)

@@ -9,13 +9,13 @@ from secrets import token_hex
 
 from tests.runtime.net.test_connection import LARGE, Ears
 from w5xde.config import Settings
-from w5xde.control.pool.connection_limits import Doorman
+from w5xde.control.pool.connection_limits import ConnectionLimits
 from w5xde.messages import Beat, Params
 from w5xde.protocol.session import COORDINATOR, NODE, WORKING
 from w5xde.runtime.admission.identity import RunIdentity
 from w5xde.runtime.net import tls
-from w5xde.runtime.net.dialer import Route
-from w5xde.runtime.net.listener import Door, places_of
+from w5xde.runtime.net.dialer import Dialer
+from w5xde.runtime.net.listener import Listener, resolve_addresses
 from w5xde.ticket import Secret, Ticket
 
 HERE = "127.0.0.1"
@@ -39,13 +39,13 @@ class Coordinators:
         return self.all[-1].connection
 
 
-async def pair(identity: RunIdentity, node: Ears | None = None) -> tuple[Ears, Ears, Door]:
+async def pair(identity: RunIdentity, node: Ears | None = None) -> tuple[Ears, Ears, Listener]:
     node, there = node or Ears(NODE), Coordinators()
-    door = Door(there.make, Doorman())
-    door.context = tls.server_context(identity)
-    door.listen(await places_of(HERE, 0), HERE, 0, "tcp")
+    door = Listener(there.make, ConnectionLimits())
+    door.context = tls.server_context(identity.file)
+    door.listen(await resolve_addresses(HERE, 0), HERE, 0, "tcp")
     ticket = Ticket(((HERE, door.address[1]),), identity.fingerprint, bytes(8), Secret(bytes(16)))
-    await Route(ticket, Settings(road="tcp")).dial(lambda: node.connection)
+    await Dialer(ticket, Settings(road="tcp")).dial(lambda: node.connection)
     coordinator = there.all[-1]
     await asyncio.wait_for(coordinator.opened.wait(), 5)
     assert len(there.all) == 2

@@ -127,7 +127,7 @@ async def speak_plainly(port: int, data: bytes, *, half: bool = False) -> bytes:
 
 def test_the_right_pin_connects_over_tls_1_3(ours):
     async def story():
-        async with serving(tls.server_context(ours)) as heard:
+        async with serving(tls.server_context(ours.file)) as heard:
             assert await join(heard.port, ours.fingerprint) == b"welcome"
             assert heard.data == b"hello"
             assert heard.versions == ["TLSv1.3"] * 2
@@ -137,7 +137,7 @@ def test_the_right_pin_connects_over_tls_1_3(ours):
 
 def test_fetching_a_certificate_sends_nothing(ours):
     async def story():
-        async with serving(tls.server_context(ours)) as heard:
+        async with serving(tls.server_context(ours.file)) as heard:
             assert await tls.fetch_certificate(HERE, heard.port, ours.fingerprint) == ours.certificate
             await heard.gone.wait()
             assert heard.data == b""
@@ -147,7 +147,7 @@ def test_fetching_a_certificate_sends_nothing(ours):
 
 def test_a_wrong_pin_is_refused_before_anything_is_said(ours, theirs):
     async def story():
-        async with serving(tls.server_context(ours)) as heard:
+        async with serving(tls.server_context(ours.file)) as heard:
             with pytest.raises(JoinError) as caught:
                 await join(heard.port, theirs.fingerprint)
             assert caught.value.code == "W5-501"
@@ -161,7 +161,7 @@ def test_a_wrong_pin_is_refused_before_anything_is_said(ours, theirs):
 
 def test_a_man_in_the_middle_with_a_certificate_of_his_own_hears_nothing(ours, theirs):
     async def story():
-        async with serving(tls.server_context(theirs)) as heard:
+        async with serving(tls.server_context(theirs.file)) as heard:
             with pytest.raises(JoinError, match="not the one that made this ticket"):
                 await join(heard.port, ours.fingerprint)
             assert heard.data == b""
@@ -173,7 +173,10 @@ def test_a_man_who_steps_in_after_the_certificate_was_fetched_hears_nothing(ours
     """He lets the first connection through to the coordinator, and takes the second himself."""
 
     async def story():
-        async with serving(tls.server_context(ours)) as real, serving(tls.server_context(theirs)) as middle:
+        async with (
+            serving(tls.server_context(ours.file)) as real,
+            serving(tls.server_context(theirs.file)) as middle,
+        ):
             certificate = await tls.fetch_certificate(HERE, real.port, ours.fingerprint)
             with pytest.raises(ssl.SSLCertVerificationError) as caught:
                 await say(middle.port, tls.client_context(certificate), ours.fingerprint)
@@ -189,7 +192,7 @@ def test_a_certificate_alone_proves_nothing_without_its_key(ours, theirs, tmp_pa
     # The true certificate is public: everybody who connects gets it.
     (tmp_path / "cert.pem").write_text(ssl.DER_cert_to_PEM_cert(ours.certificate))
     with pytest.raises(UsageError) as caught:
-        tls.server_context_pki(tmp_path / "cert.pem", theirs.file)
+        tls.server_context(tmp_path / "cert.pem", theirs.file)
     assert "KEY_VALUES_MISMATCH" in caught.value.what
 
 
@@ -206,7 +209,7 @@ def test_a_connection_without_a_certificate_never_has_the_right_one(ours):
 
 def test_an_empty_pin_fits_nobody(ours):
     async def story():
-        async with serving(tls.server_context(ours)) as heard:
+        async with serving(tls.server_context(ours.file)) as heard:
             with pytest.raises(JoinError):
                 await tls.fetch_certificate(HERE, heard.port, b"")
 
@@ -215,7 +218,7 @@ def test_an_empty_pin_fits_nobody(ours):
 
 def test_pins_work_without_sockets_too(ours):
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server = tls.server_context(ours).wrap_bio(to_server, to_client, server_side=True)
+    server = tls.server_context(ours.file).wrap_bio(to_server, to_client, server_side=True)
     client = tls.client_context(ours.certificate).wrap_bio(to_client, to_server)
     left = {client, server}
     for _ in range(10):
@@ -244,7 +247,7 @@ def test_an_older_client_is_refused(ours):
     old.maximum_version = ssl.TLSVersion.TLSv1_2
 
     async def story():
-        async with serving(tls.server_context(ours)) as heard:
+        async with serving(tls.server_context(ours.file)) as heard:
             with pytest.raises(tls.HANDSHAKE_ERRORS):
                 await say(heard.port, old, None)
             assert heard.made == 0
@@ -271,7 +274,7 @@ def test_an_older_server_is_refused(ours):
 @pytest.mark.parametrize("data", [b"", b"\x00", b"hello", b"GET / HTTP/1.0\r\n\r\n", b"\x16\x03\x01" * 400])
 def test_clear_text_into_tls_is_never_heard_however_it_ends(ours, data, half):
     async def story():
-        async with serving(tls.server_context(ours)) as heard:
+        async with serving(tls.server_context(ours.file)) as heard:
             back = await speak_plainly(heard.port, data, half=half)
             assert b"welcome" not in back
             # It went on meanwhile, and still serves others.
@@ -374,8 +377,8 @@ def authority(tmp_path: Path) -> Authority:
 
 
 def test_a_certificate_of_an_authority_is_checked_with_its_name_and_dates(authority, tmp_path):
-    good = tls.server_context_pki(*authority.issue("trainer.example.org"))
-    old = tls.server_context_pki(*authority.issue("old.example.org", days=-1))
+    good = tls.server_context(*authority.issue("trainer.example.org"))
+    old = tls.server_context(*authority.issue("old.example.org", days=-1))
     stranger = Authority(tmp_path / "stranger")
 
     async def story():
@@ -398,7 +401,7 @@ def test_a_certificate_of_an_authority_is_checked_with_its_name_and_dates(author
 
 def test_where_nodes_need_certificates_nobody_else_is_heard(authority, tmp_path):
     name = "trainer.example.org"
-    server = tls.server_context_pki(*authority.issue(name), authority.file)
+    server = tls.server_context(*authority.issue(name), authority.file)
     stranger = Authority(tmp_path / "stranger")
     cert, key = authority.issue("node")
 
@@ -434,10 +437,10 @@ def test_files_that_cannot_be_used_are_told_at_once(authority, tmp_path):
     nonsense = tmp_path / "nonsense"
     nonsense.write_text("nonsense")
     for make, words in [
-        (lambda: tls.server_context_pki(tmp_path / "none", key), "No such file"),
-        (lambda: tls.server_context_pki(nonsense, key), "cannot be used"),
-        (lambda: tls.server_context_pki(cert, locked), "has a password"),
-        (lambda: tls.server_context_pki(cert, key, tmp_path / "none"), "No such file"),
+        (lambda: tls.server_context(tmp_path / "none", key), "No such file"),
+        (lambda: tls.server_context(nonsense, key), "cannot be used"),
+        (lambda: tls.server_context(cert, locked), "has a password"),
+        (lambda: tls.server_context(cert, key, tmp_path / "none"), "No such file"),
         (lambda: tls.client_context_pki(nonsense), "cannot be used"),
         (lambda: tls.client_context_pki(authority.file, cert, authority.issue("b")[1]), "MISMATCH"),
     ]:
@@ -452,9 +455,9 @@ def test_files_that_cannot_be_used_are_told_at_once(authority, tmp_path):
 def test_every_context_is_tls_1_3_alone(ours, authority):
     cert, key = authority.issue("a")
     servers = [
-        tls.server_context(ours),
-        tls.server_context_pki(cert, key),
-        tls.server_context_pki(cert, key, authority.file),
+        tls.server_context(ours.file),
+        tls.server_context(cert, key),
+        tls.server_context(cert, key, authority.file),
     ]
     clients = [tls.client_context(ours.certificate), tls.client_context_pki(authority.file)]
     for context in (*servers, *clients):

@@ -31,7 +31,7 @@ from w5xde.bench.suites.stages import STAGES, STUDIES
 from w5xde.cli.main import main
 from w5xde.errors import TrainingError, UsageError
 from w5xde.runtime.durable.audit import audit_run
-from w5xde.runtime.net.sockets import HAS_LOCAL_ROAD
+from w5xde.runtime.net.sockets import HAS_LOCAL_SOCKETS
 from w5xde.runtime.system.capacity import require_descriptors
 
 # The benchmarks run once for all tests of this file, so one worker must have them all.
@@ -123,7 +123,7 @@ def test_an_exchange_stands_beside_the_bare_stream_and_gloo(results):
     assert [(row["parameters"], row["nodes"], row["road"]) for row in exchange["rows"]] == [
         (parameters, 2, road) for parameters in (10_000, 30_000) for road in ("tcp", "default")
     ]
-    default = "unix" if HAS_LOCAL_ROAD else "tcp"
+    default = "unix" if HAS_LOCAL_SOCKETS else "tcp"
     for row in exchange["rows"]:
         stream = "tcp" if row["road"] == "tcp" else default
         limit = exchange[f"{stream}_bytes_per_second"] / (row["nodes"] * 2 * 4 * row["parameters"])

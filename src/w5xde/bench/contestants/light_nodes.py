@@ -16,7 +16,7 @@ import w5xde
 from w5xde.bench import jobs
 from w5xde.bench.measure.processes import Line
 from w5xde.config import Settings
-from w5xde.control.pool.connection_limits import STRANGERS_HERE_MAX
+from w5xde.control.pool.connection_limits import UNAUTHENTICATED_HERE_MAX
 from w5xde.control.pool.members import BEAT_SECONDS
 from w5xde.errors import TrainingError
 from w5xde.learn.job.node_setup import prepare_node
@@ -38,13 +38,13 @@ from w5xde.messages import (
 from w5xde.protocol.session import NODE
 from w5xde.protocol.wire import Body, Limits
 from w5xde.runtime.net.connection import Connection, Owner
-from w5xde.runtime.net.dialer import Route
+from w5xde.runtime.net.dialer import Dialer
 from w5xde.ticket import Ticket, parse
 from w5xde.tree import Span
 
 # Half of the greetings that a coordinator allows at a time from its own machine: closing connections count
 # for a while too.
-WAVE = STRANGERS_HERE_MAX // 2
+WAVE = UNAUTHENTICATED_HERE_MAX // 2
 GRADIENTS_CAPTURED = 16
 # Generous: the coordinator is our own.
 LIMITS = Limits(meta_bytes_max=2**26, body_bytes_max=2**36)
@@ -93,7 +93,7 @@ class Crowd:
 
     async def join(self, ticket: Ticket) -> None:
         """Connect all nodes, a few at a time. They answer no Work yet."""
-        self._route = Route(ticket, Settings(road="tcp"))
+        self._route = Dialer(ticket, Settings(road="tcp"))
         self._proof = ticket.id + ticket.secret.reveal()
         self._loop = asyncio.get_running_loop()
         self._loop.call_later(BEAT_SECONDS, self._beat)

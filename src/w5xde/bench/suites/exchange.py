@@ -18,7 +18,7 @@ from w5xde.bench.measure.processes import warm_up
 from w5xde.bench.measure.stats import quotient
 from w5xde.bench.suites.seed import Say, runs_folder
 from w5xde.config import Settings
-from w5xde.runtime.net.sockets import HAS_LOCAL_ROAD
+from w5xde.runtime.net.sockets import HAS_LOCAL_SOCKETS
 
 FLOAT_BYTES = 4
 # Names in the rows, and values of the setting. The default is the fastest one here.
@@ -49,7 +49,7 @@ class Beside:
 
     def under(self, road: str) -> float:
         """The rate of a plain stream over the same kind of socket."""
-        return self.unix if road == "default" and HAS_LOCAL_ROAD else self.tcp
+        return self.unix if road == "default" and HAS_LOCAL_SOCKETS else self.tcp
 
 
 def run_exchange(options: ExchangeOptions, say: Say) -> dict[str, Any]:

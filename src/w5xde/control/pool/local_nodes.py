@@ -9,12 +9,12 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from w5xde.control.pool.connection_limits import STRANGERS_HERE_MAX
+from w5xde.control.pool.connection_limits import UNAUTHENTICATED_HERE_MAX
 from w5xde.control.pool.members import STALL_SECONDS
 
 # Nodes that are started but not ready yet. All of them may be unauthenticated at once, and the connections of
 # nodes that reconnect need places too, so this is half of the places for this machine.
-STARTING_MAX = STRANGERS_HERE_MAX // 2
+STARTING_MAX = UNAUTHENTICATED_HERE_MAX // 2
 # A node that takes longer than this to build its model no longer delays the start of the others.
 STARTING_SECONDS = 30.0
 # A node that ends sooner than this after its start, so many times in a row, will not do better the next time.

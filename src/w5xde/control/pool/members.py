@@ -1,45 +1,46 @@
-"""Members: who is here, when last heard, how fast, and how much they hold.
+"""Members: the nodes of the pool, when each was last heard, how fast it is, and which leases it holds.
 
 Knows no sockets and no clock: callers pass `now`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from w5xde.control.pool.turns import Machine
+from w5xde.control.pool.turns import MachineTurns
 
-# Nodes beat every two seconds; three missed beats and a little make a silent node a dead one.
+# A node beats every two seconds, and counts as dead after three missed beats and a second.
 SILENCE_SECONDS = 7.0
 BEAT_SECONDS = 2.0
-# A tick that comes this much late means that we were stopped or starved, not that the nodes were silent.
+# A tick that is this late means that the coordinator was stopped or starved, not that nodes were silent.
 STALL_SECONDS = 1.0
-# How fast an estimate follows a change: the weight of the newest measurement, and if it is quite another.
+# The weight of the newest measurement in an estimate, and its weight if it differs by a factor of two.
 _NEWEST = 0.3
 _NEWEST_IF_ANOTHER = 0.7
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One node, from the coordinator's side."""
+    """One node, as the coordinator sees it."""
 
     name: str
     heard_at: float
-    machine: Machine
-    # Batches that may still be lent to it in this turn, and how many it was lent in all.
+    machine: MachineTurns
+    # Batches that may still be lent to it in this turn.
     turn_batches: int = 0
-    # When that ends at the latest if it is lent nothing; None until somebody looks.
+    # When its turn ends if it is lent nothing; None until the turn is first looked at.
     turn_ends: float | None = None
+    # Batches that it was lent in all its turns.
     lent_batches: int = 0
-    # Seconds a batch takes there, transfer included; None until it is known, or at first only guessed.
+    # Seconds per batch, transfer included; None until it is known, and at first perhaps a guess.
     batch_seconds: float | None = None
     is_guessed: bool = False
-    # Of these, what the node itself computes: what remains when everything else goes fast.
+    # The part of batch_seconds for which the node computes.
     compute_seconds: float | None = None
     answers: int = 0
     idle_since: float = 0.0
-    # Leases the node has in hand, cancelled ones too until it says so: lease id -> batches.
+    # Batches of each lease that the node holds, by lease id; cancelled ones stay until the node answers.
     pending: dict[int, int] = field(default_factory=dict)
     pending_batches: int = 0
     # How many batches one message may lend it: what it has shown that it cannot hold is halved.
@@ -55,15 +56,15 @@ class Member:
 
 
 class Members:
-    """Everybody who may be lent work."""
+    """All nodes that may be lent work."""
 
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}
-        self._machines: dict[str, Machine] = {}
-        # How many of all can run at once.
+        self._machines: dict[str, MachineTurns] = {}
+        # The number of nodes that can run at once, on all machines.
         self.parallel = 0
         self._ticked_at: float | None = None
-        # Kept up to date rather than summed whenever somebody asks.
+        # Kept up to date, because they are read far more often than they change.
         self.pool_rate = 0.0
         self.measured_count = 0
         self.pending_batches = 0
@@ -83,34 +84,37 @@ class Members:
     def join(
         self, name: str, now: float, machine: str = "", slots: int = 1, guess_seconds: float | None = None
     ) -> Member:
-        """Take a node in; without the name of its machine it counts as one of its own."""
+        """Add a node; without the name of its machine it counts as alone on one."""
         if name in self._members:
-            raise ValueError(f"{name} is here already")
+            raise ValueError(f"{name} is a member already")
         if self._ticked_at is None:
             self._ticked_at = now
-        # The NUL keeps a node's own machine from being taken for one that somebody named.
-        place = self._machines.setdefault(machine or f"\0{name}", Machine(machine or f"\0{name}", slots))
+        # With the NUL no node can name this machine.
+        machine = machine or f"\0{name}"
+        place = self._machines.setdefault(machine, MachineTurns(machine, slots))
         member = Member(name, heard_at=now, machine=place, free_at=now, idle_since=now)
         self._members[name] = member
         if guess_seconds is not None:
             member.batch_seconds, member.is_guessed = guess_seconds, True
             self.pool_rate += member.rate
             self.measured_count += 1
-        self.parallel -= place.parallel
-        place.join(member)
-        self.parallel += place.parallel
+        self._update(place, lambda: place.join(member))
         return member
 
     def loaded(self, machine: str, load: float) -> None:
-        """The coordinator itself needs this share of a core on a machine."""
+        """The coordinator needs this share of a core on this machine."""
         place = self._machines.get(machine)
         if place is not None:
-            self.parallel -= place.parallel
-            place.loaded(load)
-            self.parallel += place.parallel
+            self._update(place, lambda: place.loaded(load))
+
+    def _update(self, place: MachineTurns, change: Callable[[], None]) -> None:
+        """Make a change to a machine, and count its nodes that can run at once anew."""
+        self.parallel -= place.parallel
+        change()
+        self.parallel += place.parallel
 
     def in_turn(self, candidates: Iterable[Member], now: float) -> list[Member]:
-        """Who may be lent work now, on the machines of these."""
+        """The nodes that may be lent work now, of all on the machines of these candidates."""
         machines = dict.fromkeys(member.machine for member in candidates)
         return [member for machine in machines for member in machine.in_turn(now)]
 
@@ -120,9 +124,7 @@ class Members:
             self.pool_rate = sum(m.rate for m in self)
             self.measured_count -= member.batch_seconds is not None
             self.pending_batches -= member.pending_batches
-            self.parallel -= member.machine.parallel
-            member.machine.leave(member)
-            self.parallel += member.machine.parallel
+            self._update(member.machine, lambda: member.machine.leave(member))
             if not len(member.machine):
                 del self._machines[member.machine.name]
         return member
@@ -133,7 +135,7 @@ class Members:
             member.heard_at = now
 
     def lend(self, member: Member, lease: int, batches: int, now: float) -> float:
-        """Note that the member holds a lease; returns when we expect it back."""
+        """Note that the member holds a lease; returns when its answer is expected."""
         member.pending[lease] = batches
         member.pending_batches += batches
         member.turn_batches -= batches
@@ -143,7 +145,7 @@ class Members:
         return member.free_at
 
     def returned(self, member: Member, lease: int, now: float) -> None:
-        """The member is done with a lease, however it ended."""
+        """The member no longer holds a lease, however that ended."""
         batches = member.pending.pop(lease, 0)
         member.pending_batches -= batches
         self.pending_batches -= batches
@@ -168,9 +170,7 @@ class Members:
     ) -> None:
         member.answers += 1
         if core_share is not None:
-            self.parallel -= member.machine.parallel
-            member.machine.measured(core_share)
-            self.parallel += member.machine.parallel
+            self._update(member.machine, lambda: member.machine.measured(core_share))
         if member.answers == 1:
             return  # a first batch loads the model and warms up: it says nothing about the next
         computed = batch_seconds if compute_seconds is None else compute_seconds
@@ -188,19 +188,19 @@ class Members:
         self.pool_rate += member.rate - before
 
     def expected_batch_seconds(self, member: Member) -> float:
-        """What we know of the member, else what is usual in the pool."""
+        """The member's measured or guessed time, or else the mean of the pool."""
         if member.batch_seconds is not None:
             return member.batch_seconds
         return self.measured_count / self.pool_rate if self.pool_rate > 0 else 0.0
 
     def forgive_stall(self, now: float, expected_seconds: float) -> float:
-        """Called at every tick. If we ourselves were stopped, nobody is blamed for that time."""
+        """Called at every tick. If the coordinator stood still, no node is blamed; returns for how long."""
         before, self._ticked_at = self._ticked_at, now
         if before is None or now - before < expected_seconds + STALL_SECONDS:
             return 0.0
         stall = now - before - expected_seconds
         for member in self:
-            # What was heard after we woke up needs no forgiveness.
+            # A node that was heard after the stall is not moved into the future.
             member.heard_at = min(now, member.heard_at + stall)
             member.free_at += stall
         return stall

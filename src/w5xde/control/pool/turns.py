@@ -1,9 +1,9 @@
-"""Machines: nodes that share the cores of one computer take turns.
+"""Turns: nodes that share the cores of one machine are lent work in turns.
 
-Ten processes on two cores are not sooner than two: each switch between them empties the caches, and the more
-of them hold work, the older the version it was computed on. So only as many as can really run at once are
-lent to, each for some batches, then the next ones. Nodes that mostly wait for something else than a core (a
-disk, another device) are all in turn, and so is a node alone on its machine.
+Ten processes on two cores are not faster than two: each switch between them empties the caches, and the more
+of them hold work, the older the version that they computed it on. So work is lent only to as many nodes as
+there are cores, for some batches each, and then to the next ones. Nodes that mostly wait for something other
+than a core (a disk, another device) are all in turn, and so is a node alone on its machine.
 Knows no sockets and no clock: callers pass `now`.
 """
 
@@ -14,32 +14,32 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from w5xde.control.pool.members import Member
 
-# A turn is about this long, or this many batches if they are quick: long enough that a switch does not
-# matter, short enough that all nodes do the same number of batches.
+# A turn lasts about this long, or this many batches if they are quick: long enough that a switch does not
+# matter, short enough that all nodes compute the same number of batches.
 TURN_SECONDS = 0.1
 TURN_BATCHES_MAX = 256
-# Nodes that need a core for less of their time than this do not stand in each other's way. Well below one,
+# Nodes that need a core for a smaller share of their time than this do not delay each other. Well below one,
 # because other programs may keep a node from its core.
 CORE_SHARE_MIN = 0.4
-# The weight of the newest measurement of that.
+# The weight of the newest measurement of that share.
 _NEWEST = 0.1
-# A coordinator that needs a core for so much of its time has it to itself, until it needs far less: one more
-# process than cores, and always somebody waits whom the others need.
+# A coordinator that needs a core for LOAD_MIN of its time gets one to itself, until it needs less than
+# LOAD_AGAIN: with one more process than cores, a process that the others need would always wait.
 LOAD_MIN = 0.5
 LOAD_AGAIN = 0.3
-# One in turn who is this late with its answer does not keep the others waiting.
+# A node in turn that is this late with its answer loses its turn.
 LATE_SECONDS = 0.25
 
 
-class Machine:
-    """One computer: who is in turn there, and who waits for it."""
+class MachineTurns:
+    """The nodes of one machine: those in turn, and those that wait for a turn."""
 
     def __init__(self, name: str, slots: int) -> None:
         self.name = name
         self._cores = max(1, slots)
-        # How much of the time that its nodes are busy they need a core.
+        # The share of their busy time for which the nodes need a core.
         self._core_share = 1.0
-        # How much of a core the coordinator needs here, and whether it has one to itself.
+        # The share of a core that the coordinator needs on this machine, and whether it has one to itself.
         self._load = 0.0
         self._has_coordinator = False
         self._working: list[Member] = []
@@ -57,7 +57,7 @@ class Machine:
 
     @property
     def parallel(self) -> int:
-        """How many of its nodes can run at once."""
+        """The number of its nodes that can run at once."""
         return min(self.slots, len(self))
 
     def measured(self, core_share: float) -> None:
@@ -66,29 +66,24 @@ class Machine:
         self._fill()
 
     def loaded(self, load: float) -> None:
-        """The coordinator needed this share of a core since it was asked last."""
+        """The coordinator needed this share of a core since the last call."""
         self._load += _NEWEST * (min(1.0, load) - self._load)
         self._has_coordinator = self._load > (LOAD_AGAIN if self._has_coordinator else LOAD_MIN)
         self._fill()
 
     def join(self, member: Member) -> None:
-        # Who comes later does not have to make up for what the others did before.
-        member.lent_batches = min((each.lent_batches for each in self._everybody()), default=0)
+        # A node that joins later does not catch up on what the others were lent before.
+        everyone = self._working + self._waiting
+        member.lent_batches = min((each.lent_batches for each in everyone), default=0)
         self._waiting.append(member)
         self._fill()
 
-    def _everybody(self) -> list[Member]:
-        return self._working + self._waiting
-
     def leave(self, member: Member) -> None:
-        if member in self._working:
-            self._working.remove(member)
-        else:
-            self._waiting.remove(member)
+        (self._working if member in self._working else self._waiting).remove(member)
         self._fill()
 
     def in_turn(self, now: float) -> list[Member]:
-        """Who may be lent work now."""
+        """The nodes that may be lent work now."""
         while len(self._working) > self.slots:
             self._waiting.append(self._working.pop())
         if self._waiting:
@@ -109,7 +104,7 @@ class Machine:
             self._begin(min(self._waiting, key=_lent))
 
     def _begin(self, member: Member) -> None:
-        """Whoever was lent least is next."""
+        """Give a waiting node its turn."""
         self._waiting.remove(member)
         member.turn_batches = _turn(member)
         member.turn_ends = None
@@ -127,7 +122,7 @@ def _turn(member: Member) -> int:
 
 
 def _is_unused(member: Member, now: float) -> bool:
-    """Whether it was in turn for long and has nothing in hand: nobody lends to it, so others may try."""
+    """Whether a node was in turn for long and is lent nothing: then another node may have its turn."""
     if member.turn_ends is None:
         member.turn_ends = now + 2 * TURN_SECONDS
     return not member.pending and now > member.turn_ends

@@ -34,7 +34,7 @@ from w5xde.runtime.system.machine import own_addresses
 from w5xde.ticket import ADDRESSES_MAX, ID_BYTES, SECRET_BYTES, Secret, Ticket
 
 if TYPE_CHECKING:
-    from w5xde.runtime.net.listener import Place
+    from w5xde.runtime.net.listener import ListenAddress
 
 # How often the register is read again for changes that `w5xde ticket` made.
 REFRESH_SECONDS = 1.0
@@ -78,7 +78,7 @@ class Gatekeeper:
 
     # --- opening ------------------------------------------------------------------------------------
 
-    def guard(self, places: list[Place]) -> tls.Context | None:
+    def guard(self, places: list[ListenAddress]) -> tls.Context | None:
         """Return how connections to these places are encrypted; None: they are not."""
         settings = self._settings
         is_local = all(place.is_loopback for place in places)
@@ -91,7 +91,7 @@ class Gatekeeper:
                 )
             self._is_pki = True
             ca = Path(settings.tls_ca) if settings.tls_ca is not None else None
-            context = tls.server_context_pki(Path(settings.tls_cert), Path(settings.tls_key), ca)
+            context = tls.server_context(Path(settings.tls_cert), Path(settings.tls_key), ca)
             self._local_fingerprint = tls.fingerprint_of(Path(settings.tls_cert))
             return context
         if settings.tls_ca is not None:
@@ -109,7 +109,7 @@ class Gatekeeper:
 
         identity = RunIdentity.load_or_create(self._run_id, anew=settings.new_identity)
         self._fingerprint = self._local_fingerprint = identity.fingerprint
-        return tls.server_context(identity)
+        return tls.server_context(identity.file)
 
     def open(self, host: str, port: int) -> None:
         """Begin to issue tickets, for a listener at this address."""

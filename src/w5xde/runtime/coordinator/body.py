@@ -35,7 +35,7 @@ from w5xde.runtime.coordinator.updates import ARRIVING_PART, Updates
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.resume import Restored
 from w5xde.runtime.durable.run_folder import RunFolder
-from w5xde.runtime.net.listener import Door
+from w5xde.runtime.net.listener import Listener
 from w5xde.runtime.system.actor import Actor
 from w5xde.runtime.system.memory import available_bytes
 from w5xde.runtime.telemetry.callback_runner import CallbackRunner
@@ -97,10 +97,10 @@ class Coordinator:
         self._next_beat = self._next_row = self._loop.time()
         # Nobody who dials now is heard before we wait for something again.
         before = self._recorder.facts.get("port")
-        door = await begin.listen_again(self._peers, self._settings, before, self._storage_note)
+        listener = await begin.listen_again(self._peers, self._settings, before, self._storage_note)
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
         try:
-            host, port = door.address
+            host, port = listener.address
             begin.open_ledger(self._keeper, self._recorder, self._settings, self._core, self._restored)
             # After the ledger: a life in the manifest that the ledger does not know proves a loss.
             self._recorder.manifest({"port": port, "life": self._keeper.life})
@@ -116,10 +116,10 @@ class Coordinator:
             opened(host, port)
             await self._over.wait()
             await self._actor.drain()  # what was decided before the end is still applied
-            await self._part(door, PARTING_SECONDS)
+            await self._part(listener, PARTING_SECONDS)
             await self._conclude()
         except BaseException:
-            await self._stop_now(door)
+            await self._stop_now(listener)
             raise
         finally:
             self._stop_threads()
@@ -169,14 +169,14 @@ class Coordinator:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    async def _part(self, door: Door, seconds: float) -> None:
+    async def _part(self, listener: Listener, seconds: float) -> None:
         """Lend nothing more, and say goodbye to the nodes, who get this long to hang up."""
-        door.stop_accepting()
+        listener.stop_accepting()
         self._ticker.cancel()
         self._seconds = self.seconds()
         self._sampler.count(self._loop.time())
         await self._peers.close(self.reason or "stopped", seconds)
-        door.close()
+        listener.close()
 
     async def _conclude(self) -> None:
         """Save the newest good weights, evaluate them, and sum up."""
@@ -193,11 +193,11 @@ class Coordinator:
         await self._ending.close(status.row(), self.reason, self._error, self.summary)
         self._audience.tell(lambda callback: callback.on_end(status, self.summary))
 
-    async def _stop_now(self, door: Door) -> None:
+    async def _stop_now(self, listener: Listener) -> None:
         """Save nothing more, and leave what is on the disk as it is."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_NOW_SECONDS):
-                await self._part(door, HURRIED_PARTING_SECONDS)
+                await self._part(listener, HURRIED_PARTING_SECONDS)
                 if self.address:
                     await self._ending.abandon(self._actor, self.reason, self._error)
 

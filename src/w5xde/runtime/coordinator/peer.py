@@ -14,7 +14,7 @@ from w5xde.learn.codecs.sender import CodecSender
 from w5xde.messages import Message, Update
 from w5xde.protocol.session import Session
 from w5xde.protocol.wire import Limits
-from w5xde.runtime.net.listener import Visit
+from w5xde.runtime.net.listener import Candidate
 
 
 class Link(Protocol):
@@ -61,7 +61,7 @@ class Peer:
     """One node, from its connection to its end."""
 
     connection: Link
-    visit: Visit
+    candidate: Candidate
     name: str = ""
     # The id of its credential; empty for local nodes.
     node_id: bytes = b""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 import w5xde
-from w5xde.control.pool.connection_limits import Doorman
+from w5xde.control.pool.connection_limits import ConnectionLimits
 from w5xde.control.pool.patience import Wakefulness
 from w5xde.errors import StorageError
 from w5xde.messages import (
@@ -39,7 +39,7 @@ from w5xde.runtime.coordinator.canary_check import CanaryCheck
 from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.coordinator.updates import Updates
 from w5xde.runtime.net.connection import Connection, Owner
-from w5xde.runtime.net.listener import Visit
+from w5xde.runtime.net.listener import Candidate
 from w5xde.runtime.telemetry.traffic import Traffic
 
 # What a node that works may say without any answers; the longest is a goodbye.
@@ -82,7 +82,7 @@ class Peers:
         proving: CanaryCheck,
     ) -> None:
         self.entry = entry
-        self.doorman = Doorman()
+        self.connection_limits = ConnectionLimits()
         self._host = host
         # What everybody is greeted with, but for its name and what is for it alone.
         self._greeting = welcome
@@ -132,7 +132,7 @@ class Peers:
 
     # --- coming -----------------------------------------------------------------------------------
 
-    def make_connection(self, visit: Visit) -> Connection:
+    def make_connection(self, candidate: Candidate) -> Connection:
         peer: Peer
 
         def opened(connection: Connection) -> None:
@@ -142,13 +142,13 @@ class Peers:
                 return
             peer.heard_at = asyncio.get_running_loop().time()
             self._unnamed.add(peer)
-            visit.late = lambda reason: self._cut(peer, reason)
+            candidate.late = lambda reason: self._cut(peer, reason)
 
         def heard(connection: Connection, message: Message, body: Body) -> None:
             self._heard(peer, message, body)
 
         def lost(connection: Connection, reason: str) -> None:
-            visit.over()
+            candidate.over()
             # Who looks at our certificate goes without a word, and so does who looks for open ports.
             self.part(peer, reason if connection.bytes_received else "")
             self._host.updates.lost(peer)
@@ -168,12 +168,12 @@ class Peers:
             ),
         )
         connection = Connection(COORDINATOR, owner)
-        peer = Peer(connection, visit)
+        peer = Peer(connection, candidate)
         return connection
 
     def turned_away(self, address: str, kind: str, reason: str) -> None:
         """Somebody nobody knows had to go. Told once a minute for each address and kind, and counted."""
-        if self.doorman.is_news(address, kind, asyncio.get_running_loop().time()):
+        if self.connection_limits.should_log(address, kind, asyncio.get_running_loop().time()):
             self._host.say("turned away", f"{address} was turned away: {reason}", address)
 
     def tick(self, now: float) -> None:
@@ -196,7 +196,7 @@ class Peers:
             complaint = complaint or self._proving.complaint(peer, now, awake_since)
             if complaint:
                 self._cut(peer, complaint)
-        for text in self.doorman.news(now):
+        for text in self.connection_limits.log_lines(now):
             self._host.say("turned away", text, "")
 
     def _cut(self, peer: Peer, reason: str) -> None:
@@ -231,7 +231,7 @@ class Peers:
             else:
                 self._welcome(peer, hello, Admission(is_local=True))
         else:
-            asked = self.entry.admit(hello, peer.visit.address)
+            asked = self.entry.admit(hello, peer.candidate.address)
             asked.add_done_callback(lambda done: self._admitted(peer, hello, done))
 
     def _admitted(self, peer: Peer, hello: Hello, done: asyncio.Future[Admission]) -> None:
@@ -242,8 +242,8 @@ class Peers:
             admission = done.result()
         except Refused as refused:
             # Nodes of a killed coordinator here still look for it, and must not shut out those of the next.
-            if refused.kind in ("unknown", "wrong secret") and not peer.visit.is_here:
-                self.doorman.failed(peer.visit.address, asyncio.get_running_loop().time())
+            if refused.kind in ("unknown", "wrong secret") and not peer.candidate.is_here:
+                self.connection_limits.failed(peer.candidate.address, asyncio.get_running_loop().time())
             if not peer.is_gone:
                 self._refuse(peer, Refuse(refused.code, refused.what, refused.why, refused.fix))
             return
@@ -257,7 +257,7 @@ class Peers:
 
     def _welcome(self, peer: Peer, hello: Hello, admission: Admission) -> None:
         """It has shown who it is."""
-        peer.visit.over()
+        peer.candidate.over()
         run = self._greeting.run
         if hello.run not in ("", run):
             what = f"the run here is {run}, not {hello.run}"
@@ -294,7 +294,7 @@ class Peers:
         if peer.name:
             self._host.say("turned away", f"{peer.name} was refused: {refusal.what}", peer.name)
         else:
-            self.turned_away(peer.visit.address, refusal.code, refusal.what)
+            self.turned_away(peer.candidate.address, refusal.code, refusal.what)
         peer.connection.send(refusal)
         peer.is_gone = True
         self._forget(peer)
@@ -315,7 +315,7 @@ class Peers:
         elif peer.name:
             self._host.say("turned away", f"{peer.name} did not join: {reason}", peer.name)
         elif reason:
-            self.turned_away(peer.visit.address, peer.connection.fault or "no greeting", reason)
+            self.turned_away(peer.candidate.address, peer.connection.fault or "no greeting", reason)
 
     def _forget(self, peer: Peer) -> None:
         self._unnamed.discard(peer)

@@ -1,4 +1,4 @@
-"""How a coordinator begins: its core, where its data starts, its door, and its ledger's first words."""
+"""How a coordinator begins: its core, where its data starts, its listener, and its ledger's first words."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from w5xde.runtime.coordinator.peers import Host, Peers
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.resume import Restored
 from w5xde.runtime.durable.run_folder import RunFolder
-from w5xde.runtime.net.listener import Door, places_of
+from w5xde.runtime.net.listener import Listener, resolve_addresses
 from w5xde.runtime.net.sockets import configure
 
 
@@ -153,31 +153,31 @@ def open_ledger(
 
 async def listen_again(
     reception: Peers, settings: Settings, port_before: int | None, note: Callable[[str], None]
-) -> Door:
-    """Open the door: after a restart where it was before, so that nodes find it."""
-    places = await places_of(settings.host, settings.port)
-    door = Door(reception.make_connection, reception.doorman, reception.turned_away)
+) -> Listener:
+    """Open the listener: after a restart where it was before, so that nodes find it."""
+    places = await resolve_addresses(settings.host, settings.port)
+    listener = Listener(reception.make_connection, reception.connection_limits, reception.turned_away)
     try:
         if settings.port or not port_before:
-            door.listen(places, settings.host, settings.port, settings.road)
+            listener.listen(places, settings.host, settings.port, settings.road)
         else:
             try:
-                door.listen(places, settings.host, port_before, settings.road)
+                listener.listen(places, settings.host, port_before, settings.road)
             except UsageError:
                 note(f"port {port_before} is taken meanwhile; nodes from before must join anew")
-                door.listen(places, settings.host, 0, settings.road)
+                listener.listen(places, settings.host, 0, settings.road)
         # Nobody is heard before we wait for something again; and a run whose port is taken leaves no key
         # behind, and loses none.
-        door.context = reception.entry.guard(places)
-        reception.entry.open(*door.address)
+        listener.context = reception.entry.guard(places)
+        reception.entry.open(*listener.address)
         if settings.new_identity and settings.resume is not None:
             note(
                 "the run has a new identity: nobody comes by a ticket or credential of before, banned or not"
             )
     except BaseException:
-        door.close()
+        listener.close()
         raise
-    return door
+    return listener
 
 
 def words_for(error: BaseException) -> str:

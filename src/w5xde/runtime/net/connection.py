@@ -150,8 +150,8 @@ class Connection(asyncio.BufferedProtocol):
         self._body_since = (time.perf_counter(), self.bytes_received)
         arriving = self._decoder.arriving
         admit = self._owner.admit
-        if admit is not None and arriving is not None and not admit(self, *arriving) and self._transport:
-            self._transport.pause_reading()
+        if admit is not None and arriving is not None and not admit(self, *arriving):
+            self._pause_reading()
 
     def _body_ended(self, then: float, before: int) -> None:
         """The body is complete that began at time `then`, when `before` bytes had arrived."""
@@ -161,6 +161,10 @@ class Connection(asyncio.BufferedProtocol):
         if self.bytes_received - before >= MEASURED_BYTES_MIN and now > then:
             rate = (self.bytes_received - before) / (now - then)
             self.link += (_NEWEST if self.link else 1.0) * (rate - self.link)
+
+    def _pause_reading(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
 
     def go_on(self) -> None:
         """Let the body arrive that `admit` made wait."""

@@ -1,7 +1,7 @@
-"""The way to a coordinator: all addresses of its ticket at once, and the first that is the right one.
+"""The dialer: connects to all addresses of a ticket at once, and keeps the first that is authentic.
 
-Nobody is told anything before it is sure who they are: a connection is made to somebody who stays silent, is
-checked as the ticket says, and only then is a `Connection` put on it, which may speak.
+A `Connection`, which can send, is put on a transport only after the server has passed the check that the
+ticket asks for; until then the transport has a protocol that sends nothing.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from w5xde.config import Settings
 from w5xde.errors import JoinError
 from w5xde.runtime.net import tls
 from w5xde.runtime.net.connection import Connection
-from w5xde.runtime.net.sockets import dial_locally, is_here, reason_of
+from w5xde.runtime.net.sockets import connect_locally, is_here, reason_of
 from w5xde.ticket import Ticket
 
 DIAL_SECONDS = 5.0
-# Of several errors the one that says most: somebody answered and is not who they should be, could not prove
-# it, is not there, or said nothing at all.
+# Of several errors the first of these says most: a server has another identity, failed the handshake, refused
+# the connection, or did not answer.
 _TELLING = ("W5-501", "W5-503", "W5-103", "W5-104")
 
 
-class Route:
-    """How one node reaches its coordinator, again and again."""
+class Dialer:
+    """Connects one node to its coordinator, each time that it is asked to."""
 
     def __init__(self, ticket: Ticket, settings: Settings) -> None:
         self._ticket = ticket
         self._road = settings.road
-        # The certificate that fits the pin, once it was seen: it need not be fetched again.
+        # The certificate that fits the pin, so that it is fetched only once.
         self._certificate: bytes | None = None
         self._own = [Path(name) if name else None for name in (settings.tls_cert, settings.tls_key)]
         self._authority = Path(settings.tls_ca) if settings.tls_ca else None
 
     async def dial(self, make: Callable[[], Connection]) -> Connection:
-        """A connection that may be spoken on, or JoinError."""
+        """Return an open connection to the coordinator, or raise JoinError."""
         transport = await _first([self._reach(host, port) for host, port in self._ticket.addresses])
         silent = transport.get_protocol()
-        # A secured connection that is over has none.
+        # A transport with TLS has no protocol once it is closed.
         if not isinstance(silent, _Silent) or silent.is_over or transport.is_closing():
-            # Whoever is told of a connection must also be told of its end.
+            # `make` is not called for a connection whose end has already been told.
             transport.abort()
             raise JoinError(
                 "whoever answered hung up at once",
@@ -55,10 +55,10 @@ class Route:
         return connection
 
     async def _reach(self, host: str, port: int) -> asyncio.Transport:
-        """A connection to the right one at this address, on which nothing has been said."""
+        """Return a checked transport to this address, on which nothing has been sent."""
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         loop = asyncio.get_running_loop()
-        sock = dial_locally(port) if self._road != "tcp" and is_here(host) else None
+        sock = connect_locally(port) if self._road != "tcp" and is_here(host) else None
         try:
             async with asyncio.timeout(DIAL_SECONDS):
                 if sock is not None:
@@ -96,8 +96,7 @@ class Route:
                 port,
                 ssl=context,
                 server_hostname=name,
-                ssl_handshake_timeout=tls.HANDSHAKE_SECONDS,
-                ssl_shutdown_timeout=tls.SHUTDOWN_SECONDS,
+                **tls.TIMEOUTS,
             )
         except tls.HANDSHAKE_ERRORS as error:
             raise tls.handshake_failed(address, error) from error
@@ -111,7 +110,7 @@ class Route:
 
 
 class _Silent(asyncio.Protocol):
-    """Says nothing; and whoever speaks to it before we did is not ours."""
+    """Sends nothing, and closes if the server speaks first: a coordinator never does."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -128,7 +127,7 @@ class _Silent(asyncio.Protocol):
 
 
 async def _first(attempts: list[Coroutine[Any, Any, asyncio.Transport]]) -> asyncio.Transport:
-    """The first that succeeds; all others are given up."""
+    """Return the first transport; cancel all other attempts."""
     tasks = [asyncio.ensure_future(attempt) for attempt in attempts]
     errors: list[JoinError] = []
     try:
@@ -141,7 +140,7 @@ async def _first(attempts: list[Coroutine[Any, Any, asyncio.Transport]]) -> asyn
             for task in tasks:
                 task.cancel()
             for late in await asyncio.gather(*tasks, return_exceptions=True):
-                # Two may have succeeded in the same moment.
+                # Two attempts may succeed at the same moment.
                 if isinstance(late, asyncio.Transport) and late is not won:
                     late.abort()
             return won

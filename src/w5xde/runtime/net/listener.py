@@ -1,7 +1,7 @@
-"""The door: where nodes come in, one by one, and strangers only as many as the doorman lets.
+"""The listener: accepts connections on a port and, for this machine, on a Unix socket.
 
-Connections are accepted by hand, because asyncio's servers would begin a TLS handshake with everybody who
-knocks before anybody could say no.
+It accepts by hand, because asyncio's servers begin a TLS handshake before a connection can be refused; the
+connection limits decide which are. Knows no nodes, tickets or messages.
 """
 
 from __future__ import annotations
@@ -17,50 +17,50 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from w5xde.control.pool.connection_limits import ADDRESSES_MAX, STRANGER_SECONDS, Doorman
+from w5xde.control.pool.connection_limits import ADDRESSES_MAX, AUTHENTICATION_SECONDS, ConnectionLimits
 from w5xde.errors import UsageError
 from w5xde.runtime.net import tls
 from w5xde.runtime.net.connection import Connection
-from w5xde.runtime.net.sockets import HAS_LOCAL_ROAD, is_here, local_name, reason_of
+from w5xde.runtime.net.sockets import HAS_LOCAL_SOCKETS, is_here, local_name, reason_of
 
 BACKLOG = 1024
-# Who floods the door must not keep the loop from those who are in.
+# A flood of connections must not keep the loop from those that are established.
 ACCEPTS_AT_A_TIME = 64
-# Without descriptors left, accepting would fail at once again.
-BREATHER_SECONDS = 0.5
+# Without descriptors left, accepting would fail again at once.
+RETRY_SECONDS = 0.5
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 EVERYWHERE = {"auto": "0.0.0.0", "": "0.0.0.0"}
 
 
-class Visit:
-    """One who came to the door, until it has shown who it is or is gone."""
+class Candidate:
+    """A connection from its acceptance until it has authenticated or is gone."""
 
-    def __init__(self, address: str, doorman: Doorman, *, is_here: bool) -> None:
+    def __init__(self, address: str, limits: ConnectionLimits, *, is_here: bool) -> None:
         # What limits go by: an IPv4 address, an IPv6 network of 64 bits, or a user of this machine.
         self.address = address
         self.is_here = is_here
-        # What happens to one that must go, for this reason.
+        # Called with a reason when the connection must be closed.
         self.late: Callable[[str], None] = lambda reason: None
-        self._doorman = doorman
-        self.is_stranger = True
+        self._limits = limits
+        self.is_unauthenticated = True
         loop = asyncio.get_running_loop()
         self.came_at = loop.time()
-        self._timer = loop.call_later(STRANGER_SECONDS, self._too_late)
+        self._timer = loop.call_later(AUTHENTICATION_SECONDS, self._on_timeout)
 
-    def _too_late(self) -> None:
-        self.late(f"it did not say who it is within {STRANGER_SECONDS:.0f} s")
+    def _on_timeout(self) -> None:
+        self.late(f"it did not say who it is within {AUTHENTICATION_SECONDS:.0f} s")
 
     def over(self) -> None:
-        """It is a stranger no more: known, or gone."""
-        if self.is_stranger:
-            self.is_stranger = False
+        """The connection has authenticated, or is gone: it counts no longer."""
+        if self.is_unauthenticated:
+            self.is_unauthenticated = False
             self._timer.cancel()
-            self._doorman.gone(self.address)
+            self._limits.release(self.address)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """An address to listen on, resolved: what is asked for is what is bound."""
+class ListenAddress:
+    """A resolved address to listen on."""
 
     family: int
     host: str
@@ -70,36 +70,37 @@ class Place:
         return ipaddress.ip_address(self.host).is_loopback
 
 
-async def places_of(host: str, port: int) -> list[Place]:
-    """The addresses that a host to listen on means."""
+async def resolve_addresses(host: str, port: int) -> list[ListenAddress]:
+    """Resolve a host to listen on."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
             EVERYWHERE.get(host, host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, UnicodeError) as error:
         raise _cannot_listen(host, port, error) from error
-    return list(dict.fromkeys(Place(family, str(address[0])) for family, _, _, _, address in found))
+    return list(dict.fromkeys(ListenAddress(family, str(address[0])) for family, _, _, _, address in found))
 
 
-class Door:
-    """Where nodes come in: the port, and for those on this machine the shorter way."""
+class Listener:
+    """Listens on one port at several addresses and, where it can, on the Unix socket of that port."""
 
     def __init__(
         self,
-        make: Callable[[Visit], Connection],
-        doorman: Doorman,
+        make: Callable[[Candidate], Connection],
+        limits: ConnectionLimits,
         turned_away: Callable[[str, str, str], None] = lambda address, kind, reason: None,
     ) -> None:
-        """`turned_away(address, kind, reason)` is told of everybody for whom no connection was made."""
+        """`turned_away(address, kind, reason)` is called for each connection that is closed before `make`."""
         self._make = make
-        self._doorman = doorman
-        # How it shakes hands with who comes by TCP; None: in clear text.
+        self._limits = limits
+        # For connections by TCP; None: they are in clear text.
         self.context: tls.Context | None = None
         self._turned_away = turned_away
         self._listeners: list[socket.socket] = []
-        self._coming: set[asyncio.Task[None]] = set()
-        # In the order of coming; who is no stranger any more leaves when it is looked at.
-        self._strangers: deque[Visit] = deque()
+        # Connections whose handshake is not complete.
+        self._opening: set[asyncio.Task[None]] = set()
+        # Oldest first; those that have authenticated are removed when they become the oldest.
+        self._candidates: deque[Candidate] = deque()
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -107,17 +108,17 @@ class Door:
         host, port = self._listeners[0].getsockname()[:2]
         return host, port
 
-    def listen(self, places: list[Place], host: str, port: int, road: str = "auto") -> None:
-        """Open it at all of these places, on one port."""
+    def listen(self, places: list[ListenAddress], host: str, port: int, road: str = "auto") -> None:
+        """Bind one port at all of these addresses, and begin to accept."""
         try:
             for place in places:
                 self._listeners.append(_bound(place, self.address[1] if self._listeners else port))
         except OSError as error:
             self.close()
             raise _cannot_listen(host, port, error) from error
-        # Only where a node that dials this machine's own address would reach this very port by TCP too.
+        # Only if a node that dials this machine's own address would reach the same port by TCP.
         if (
-            HAS_LOCAL_ROAD
+            HAS_LOCAL_SOCKETS
             and road != "tcp"
             and any(is_here(each.host) or _is_any(each.host) for each in places)
         ):
@@ -126,7 +127,7 @@ class Door:
                 local.bind(local_name(self.address[1]))
                 self._listeners.append(local)
             except OSError:
-                # Somebody else's of that name, from a port of another address: then nodes here come by TCP.
+                # A listener at another address of this machine has the name: local nodes use TCP.
                 local.close()
         for listener in self._listeners:
             listener.setblocking(False)
@@ -134,11 +135,11 @@ class Door:
             self._loop.add_reader(listener.fileno(), self._accept, listener)
 
     def stop_accepting(self) -> None:
-        """Let nobody else in; who is still shaking hands goes."""
+        """Accept no more connections, and close those whose handshake is not complete."""
         for listener in self._listeners:
             self._loop.remove_reader(listener.fileno())
-        for coming in self._coming:
-            coming.cancel()
+        for opening in self._opening:
+            opening.cancel()
 
     def close(self) -> None:
         for listener in self._listeners:
@@ -156,26 +157,25 @@ class Door:
                 if error.errno not in _EXHAUSTED:
                     raise
                 self._loop.remove_reader(listener.fileno())
-                self._loop.call_later(BREATHER_SECONDS, self._accept_again, listener)
+                self._loop.call_later(RETRY_SECONDS, self._accept_again, listener)
                 self._turned_away("everybody", "no room", f"nobody can be let in: {os.strerror(error.errno)}")
                 return
-            self._met(sock)
+            self._on_accept(sock)
 
     def _accept_again(self, listener: socket.socket) -> None:
         if listener in self._listeners:
             self._loop.add_reader(listener.fileno(), self._accept, listener)
 
-    def _met(self, sock: socket.socket) -> None:
-        """Somebody is at the door."""
+    def _on_accept(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         try:
-            address, is_near = _who(sock)
+            address, is_near = _origin(sock)
         except OSError:
             # Gone already.
             sock.close()
             return
         context = self.context if sock.family != socket.AF_UNIX else None
-        reason = self._doorman.knock(
+        reason = self._limits.refusal(
             address,
             self._loop.time(),
             is_here=is_near,
@@ -186,55 +186,53 @@ class Door:
             sock.close()
             self._turned_away(address, reason, reason)
             return
-        if self._doorman.is_overfull:
-            self._strangers.popleft().late("it did not say who it is, and others wait at the door")
-        visit = Visit(address, self._doorman, is_here=is_near)
-        self._strangers.append(visit)
-        coming = self._loop.create_task(self._let_in(sock, visit, context))
-        self._coming.add(coming)
+        if self._limits.is_over_limit:
+            self._candidates.popleft().late("it did not say who it is, and others wait at the door")
+        candidate = Candidate(address, self._limits, is_here=is_near)
+        self._candidates.append(candidate)
+        opening = self._loop.create_task(self._open(sock, candidate, context))
+        self._opening.add(opening)
 
         def cut_short(reason: str) -> None:
-            coming.cancel()
+            opening.cancel()
             self._turned_away(address, "cut short", reason)
 
-        visit.late = cut_short
+        candidate.late = cut_short
 
-        def came(task: asyncio.Task[None]) -> None:
-            self._coming.discard(task)
+        def done(task: asyncio.Task[None]) -> None:
+            self._opening.discard(task)
             if task.cancelled():  # perhaps before it began
-                visit.over()
+                candidate.over()
                 sock.close()
 
-        coming.add_done_callback(came)
+        opening.add_done_callback(done)
 
     def _oldest_came_at(self) -> float:
-        """When the stranger came that is here longest."""
-        while self._strangers and not self._strangers[0].is_stranger:
-            self._strangers.popleft()
-        return self._strangers[0].came_at if self._strangers else self._loop.time()
+        """When the oldest unauthenticated connection came."""
+        while self._candidates and not self._candidates[0].is_unauthenticated:
+            self._candidates.popleft()
+        return self._candidates[0].came_at if self._candidates else self._loop.time()
 
-    async def _let_in(self, sock: socket.socket, visit: Visit, context: tls.Context | None) -> None:
-        seconds = tls.HANDSHAKE_SECONDS, tls.SHUTDOWN_SECONDS
+    async def _open(self, sock: socket.socket, candidate: Candidate, context: tls.Context | None) -> None:
         try:
-            await self._loop.connect_accepted_socket(
-                lambda: self._make(visit),
-                sock,
-                ssl=context,
-                ssl_handshake_timeout=seconds[0] if context is not None else None,
-                ssl_shutdown_timeout=seconds[1] if context is not None else None,
-            )
+            if context is None:
+                await self._loop.connect_accepted_socket(lambda: self._make(candidate), sock)
+            else:
+                await self._loop.connect_accepted_socket(
+                    lambda: self._make(candidate), sock, ssl=context, **tls.TIMEOUTS
+                )
         except OSError as error:
-            # The world's, not ours: they speak no TLS 1.3, or went away.
-            visit.over()
+            # The peer speaks no TLS 1.3, or is gone.
+            candidate.over()
             sock.close()
-            self._turned_away(visit.address, "no TLS", f"no TLS 1.3 came about: {tls.reason_of(error)}")
+            self._turned_away(candidate.address, "no TLS", f"no TLS 1.3 came about: {reason_of(error)}")
 
 
-def _bound(place: Place, port: int) -> socket.socket:
+def _bound(place: ListenAddress, port: int) -> socket.socket:
     listener = socket.socket(place.family, socket.SOCK_STREAM)
     try:
         if os.name == "posix":
-            # Or a coordinator could not come back while connections of the last one are still forgotten.
+            # Without it a restarted coordinator could not bind while old connections are in TIME_WAIT.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if place.family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -252,20 +250,20 @@ def _is_any(host: str) -> bool:
     return ipaddress.ip_address(host).is_unspecified
 
 
-def _who(sock: socket.socket) -> tuple[str, bool]:
-    """Where a connection comes from, as limits see it, and whether that is this machine."""
+def _origin(sock: socket.socket) -> tuple[str, bool]:
+    """Where a connection comes from, in terms of the limits, and whether that is this machine."""
     if sock.family == socket.AF_UNIX:
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return f"user {struct.unpack('3i', credentials)[1]} of this machine", True
-    return _seen_as(sock.getpeername()[0])
+    return _limited_as(sock.getpeername()[0])
 
 
-# A quarter of what turning somebody away takes, and who floods the door comes again and again.
+# Parsing an address is a quarter of the cost of a refusal, and a flood comes from the same addresses.
 @lru_cache(ADDRESSES_MAX)
-def _seen_as(host: str) -> tuple[str, bool]:
+def _limited_as(host: str) -> tuple[str, bool]:
     address = ipaddress.ip_address(host.partition("%")[0])
     if address.version == 6 and not address.is_loopback:
-        # Whoever has one address of IPv6 has the other 2**64 of its network too.
+        # A machine with one IPv6 address can use all 2**64 of its network.
         return str(ipaddress.ip_network((int(address), 64), strict=False)), False
     return str(address), address.is_loopback
 

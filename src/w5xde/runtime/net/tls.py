@@ -1,15 +1,15 @@
-"""TLS 1.3 and nothing else: the one place that makes SSL contexts, and says whom a connection is with.
+"""TLS 1.3: the one place that makes SSL contexts and checks certificates.
 
-A node knows its coordinator by the ticket's fingerprint, not by an authority:
+A node knows its coordinator by the fingerprint in its ticket, not by an authority:
 
-    1  fetch_certificate   a connection that trusts nobody, takes the certificate, compares it with the pin,
-                           and closes; not one byte of ours is sent over it
-    2  client_context      from that certificate: whoever cannot prove to have its key fails the handshake
-    3  check_pin           the hash once more, on the very connection that is going to be used
+    1  fetch_certificate   connects without trust, takes the certificate, compares it with the fingerprint,
+                           and closes; no application byte is sent on this connection
+    2  client_context      trusts that certificate alone: a server without its key fails the handshake
+    3  check_pin           compares the fingerprint once more, on the connection that will be used
 
-So what we have to say exists only on connections that require the certificate. Its dates are made never to
-matter: certificates that expire in the night are a classic failure, and the ticket's expiry is what counts.
-With a certificate of the user's own the ordinary rules hold, name and dates included.
+So application bytes exist only on connections that require the certificate. Its dates never matter, because
+the ticket's expiry counts. With a certificate of the user's own the ordinary rules hold, name and dates
+included. Knows no tickets, runs or nodes.
 """
 
 from __future__ import annotations
@@ -21,32 +21,38 @@ import socket
 import ssl
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, TypedDict
 
 from w5xde.errors import JoinError, UsageError
+from w5xde.runtime.net.sockets import reason_of
 from w5xde.ticket import other_identity
 
-if TYPE_CHECKING:
-    # Only who makes certificates needs what makes them; a node does not.
-    from w5xde.runtime.admission.identity import RunIdentity
-
-# asyncio would wait 60 and 30 seconds; strangers must not keep us that long.
+# asyncio would wait 60 and 30 seconds, and a peer that has not authenticated must not take that long.
 HANDSHAKE_SECONDS = 5.0
 SHUTDOWN_SECONDS = 2.0
-# For `server_hostname` of pinned connections: none is sent, as the pin is the name and names tell others.
+
+
+class Timeouts(TypedDict):
+    """Keyword arguments of asyncio for a connection with TLS."""
+
+    ssl_handshake_timeout: float
+    ssl_shutdown_timeout: float
+
+
+TIMEOUTS = Timeouts(ssl_handshake_timeout=HANDSHAKE_SECONDS, ssl_shutdown_timeout=SHUTDOWN_SECONDS)
+# For `server_hostname` of pinned connections: the pin identifies the server, and a name would be readable.
 NO_NAME = ""
-# What dialling raises once somebody answered: they say no, or close, or say nothing until asyncio gives up.
+# What dialling raises once a server has answered: it refuses, closes, or is silent until asyncio gives up.
 HANDSHAKE_ERRORS = (ssl.SSLError, ConnectionResetError, ConnectionAbortedError)
-# Before it, what was sent in clear before the handshake could be read as if it came after (CVE-2023-40217).
+# Older ones may treat bytes from before the handshake as if they came after it (CVE-2023-40217).
 PYTHON_MIN = (3, 11, 5)
 
-
-# For others to name what only this module makes.
+# For annotations in modules that must not import ssl.
 Context = ssl.SSLContext
 
 
 def check_python(version: tuple[int, int, int] = sys.version_info[:3]) -> None:
-    """Refuse a Python whose TLS can be talked past."""
+    """Refuse a Python whose TLS can be bypassed."""
     if version < PYTHON_MIN:
         raise UsageError(
             f"Python {'.'.join(map(str, version))} has a known hole in its TLS (CVE-2023-40217)",
@@ -66,25 +72,18 @@ def _context(protocol: int) -> ssl.SSLContext:
 # --- the coordinator's side -----------------------------------------------------------------------
 
 
-def server_context(identity: RunIdentity) -> ssl.SSLContext:
-    """For nodes that pin our certificate."""
-    return _server_context(identity.file, None)
+def server_context(cert: Path, key: Path | None = None, ca: Path | None = None) -> ssl.SSLContext:
+    """For a coordinator with this certificate; `cert` may hold the key too.
 
-
-def server_context_pki(cert: Path, key: Path, ca: Path | None = None) -> ssl.SSLContext:
-    """With the user's own certificate; with `ca`, only nodes with a certificate of that authority come in."""
-    context = _server_context(cert, key)
+    With `ca`, only nodes with a certificate of that authority are accepted.
+    """
+    context = _context(ssl.PROTOCOL_TLS_SERVER)
+    # No resumption: every connection proves everything anew, and no session key can leak.
+    context.num_tickets = 0
+    _load_own(context, cert, key)
     if ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
         _load_authority(context, ca)
-    return context
-
-
-def _server_context(cert: Path, key: Path | None) -> ssl.SSLContext:
-    context = _context(ssl.PROTOCOL_TLS_SERVER)
-    # No resumption: every connection proves everything anew, and no ticket key can leak.
-    context.num_tickets = 0
-    _load_own(context, cert, key)
     return context
 
 
@@ -92,14 +91,14 @@ def _server_context(cert: Path, key: Path | None) -> ssl.SSLContext:
 
 
 def client_context(certificate: bytes, cert: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
-    """Connections to whoever has the key of this certificate (DER), and to nobody else.
+    """For connections to the server that has the key of this certificate (DER), and to no other.
 
-    `cert` and `key` are the node's own, where the coordinator wants to see one.
+    `cert` and `key` are the node's own, for a coordinator that requires one.
     """
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
-    # Whoever signed it does not matter: it is this one.
+    # Its issuer does not matter.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cadata=certificate)
     if cert is not None:
@@ -110,9 +109,9 @@ def client_context(certificate: bytes, cert: Path | None = None, key: Path | Non
 def client_context_pki(
     ca: Path | None = None, cert: Path | None = None, key: Path | None = None
 ) -> ssl.SSLContext:
-    """Connections to who has a certificate for the host's name, of this authority or one the system trusts.
+    """For connections to servers with a certificate of this authority, or of one that the system trusts.
 
-    `cert` and `key` are the node's own, where the coordinator wants to see one.
+    `cert` and `key` are the node's own, for a coordinator that requires one.
     """
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
     if ca is None:
@@ -124,8 +123,8 @@ def client_context_pki(
     return context
 
 
-def context_to_look() -> ssl.SSLContext:
-    """Only to look: nothing is sent over it, and what was seen is worth nothing until it fits the pin."""
+def inspection_context() -> ssl.SSLContext:
+    """To fetch a certificate: trusts any server, so nothing may be sent, and the pin must be checked."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -133,7 +132,7 @@ def context_to_look() -> ssl.SSLContext:
 
 
 def shake_hands(sock: socket.socket, context: ssl.SSLContext, name: str, address: str) -> ssl.SSLSocket:
-    """TLS on a connection that blocks, or JoinError; the socket is closed if it did not come about."""
+    """Begin TLS on a blocking socket; if that fails, close it and raise JoinError."""
     try:
         return context.wrap_socket(sock, server_hostname=name or None)
     except HANDSHAKE_ERRORS as error:
@@ -145,21 +144,21 @@ def shake_hands(sock: socket.socket, context: ssl.SSLContext, name: str, address
 
 
 def version_of(sock: socket.socket) -> str | None:
-    """The version of TLS that is spoken on it; None: it is in clear text."""
+    """The TLS version of a connection; None if it is in clear text."""
     return sock.version() if isinstance(sock, ssl.SSLSocket) else None
 
 
 async def fetch_certificate(host: str, port: int, fingerprint: bytes) -> bytes:
-    """The DER of the certificate with this fingerprint, from who answers there. JoinError: it is another.
+    """Fetch the certificate (DER) of a server; JoinError if it does not have this fingerprint.
 
-    OSError and TimeoutError, if nobody answers, are the caller's: dialling has words for them.
+    OSError and TimeoutError, if no server answers, are left to the caller.
     """
     address = f"{host}:{port}"
     try:
         _, writer = await asyncio.open_connection(
             host,
             port,
-            ssl=context_to_look(),
+            ssl=inspection_context(),
             server_hostname=NO_NAME,
             ssl_handshake_timeout=HANDSHAKE_SECONDS,
         )
@@ -172,9 +171,9 @@ async def fetch_certificate(host: str, port: int, fingerprint: bytes) -> bytes:
 
 
 def check_pin(connection: ssl.SSLObject | ssl.SSLSocket | None, fingerprint: bytes, address: str) -> bytes:
-    """The certificate (DER) at the other end, if it has this fingerprint; JoinError W5-501 otherwise.
+    """Return the server's certificate (DER) if it has this fingerprint; otherwise raise JoinError W5-501.
 
-    To be asked before anything is sent. Without TLS there is no certificate, and so never the right one.
+    Callers must check before they send anything. A connection without TLS never passes.
     """
     certificate = (connection.getpeercert(binary_form=True) if connection is not None else None) or b""
     got = hashlib.sha256(certificate).digest()
@@ -184,7 +183,7 @@ def check_pin(connection: ssl.SSLObject | ssl.SSLSocket | None, fingerprint: byt
 
 
 def handshake_failed(address: str, error: OSError) -> JoinError:
-    """Somebody answered, and no connection came about: one of `HANDSHAKE_ERRORS`, in words."""
+    """Describe one of `HANDSHAKE_ERRORS`: a server answered, and the handshake failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return JoinError(
             f"the machine at {address} could not prove who it is: {error.verify_message}",
@@ -205,7 +204,7 @@ def handshake_failed(address: str, error: OSError) -> JoinError:
 
 def _load_own(context: ssl.SSLContext, cert: Path, key: Path | None) -> None:
     def ask() -> NoReturn:
-        # OpenSSL would ask on the terminal, and a coordinator in the background would wait for ever.
+        # OpenSSL would ask on the terminal, and a coordinator in the background would wait without end.
         raise UsageError(
             f"the key {key or cert} has a password",
             code="W5-505",
@@ -223,7 +222,7 @@ def _load_own(context: ssl.SSLContext, cert: Path, key: Path | None) -> None:
 
 
 def fingerprint_of(cert: Path) -> bytes:
-    """The sha256 of the user's own certificate, which stands before those of who signed it."""
+    """The sha256 of the first certificate in a PEM file: those after it are its issuers'."""
     text = cert.read_text(encoding="ascii", errors="replace")
     start, end = text.find(ssl.PEM_HEADER), text.find(ssl.PEM_FOOTER)
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(text[start : end + len(ssl.PEM_FOOTER)])).digest()
@@ -238,12 +237,3 @@ def _load_authority(context: ssl.SSLContext, ca: Path) -> None:
             code="W5-505",
             fix="name a PEM file with its certificate with --tls-ca",
         ) from error
-
-
-def reason_of(error: OSError | ValueError) -> str:
-    """What went wrong, without what was tried."""
-    if isinstance(error, ssl.SSLError):
-        return error.reason or "not as TLS wants it"
-    if isinstance(error, ConnectionResetError):
-        return "it closed the connection"
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)

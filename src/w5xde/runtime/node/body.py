@@ -37,7 +37,7 @@ from w5xde.protocol.session import NODE
 from w5xde.protocol.wire import Body
 from w5xde.runtime.admission.node_pass import NodePass
 from w5xde.runtime.net.connection import Connection, Owner
-from w5xde.runtime.net.dialer import Route
+from w5xde.runtime.net.dialer import Dialer
 from w5xde.runtime.net.sockets import configure
 from w5xde.runtime.node.executor import WorkExecutor
 from w5xde.runtime.node.limits import DISCARDED, WELCOME_LIMITS
@@ -66,7 +66,7 @@ class Node:
     ) -> None:
         self._job = job
         self._pass = node_pass
-        self._route = Route(node_pass.ticket, settings)
+        self._route = Dialer(node_pass.ticket, settings)
         self._settings = settings
         self._device = choose_device(settings.device)
         self._note = note

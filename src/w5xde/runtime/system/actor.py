@@ -1,7 +1,7 @@
-"""An actor: one thread that owns one object. Calls are made one after another, results come to the loop.
+"""An actor: one thread that owns one object. It makes calls in order, and hands results to the loop.
 
 For small models a thread costs more than the work: an *inline* actor makes each call at once, behind the
-same interface.
+same interface. Knows nothing of what it calls.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Actor:
 
     @inline.setter
     def inline(self, inline: bool) -> None:
-        # Calls already queued keep their turn: only an actor with nothing to do may change its ways.
+        # An inline call must not overtake queued ones, so only an idle actor changes.
         if self._waiting == 0:
             self._inline = inline
 
     def call(self, function: Callable[[], Any], done: Callable[[Any], None] | None = None) -> None:
-        """Call `function` after all calls before it; `done` gets what it returned, on the loop."""
+        """Call `function` after all earlier calls; `done` is called with its result, on the loop."""
         if self._inline:
             try:
                 result = function()
@@ -59,13 +59,13 @@ class Actor:
     def _run(self, function: Callable[[], Any], done: Callable[[Any], None] | None) -> None:
         try:
             result = function()
-        except BaseException as error:  # also a sys.exit in the user's code: somebody waits for the answer
+        except BaseException as error:  # also a sys.exit in the user's code, or its caller would wait
             self._post(self._failed, error)
             return
         self._post(done, result)
 
     def _post(self, callback: Callable[[Any], None] | None, value: Any) -> None:
-        # A loop that is closed already: nobody waits for this any more.
+        # RuntimeError: the loop is closed, and nothing waits for the result.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._arrive, callback, value)
 

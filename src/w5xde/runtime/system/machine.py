@@ -1,4 +1,4 @@
-"""This computer: how its nodes know that they share it, and where others find it."""
+"""This machine: an id that its processes share, its name, and the addresses at which others reach it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import psutil
 
-# Linux draws it anew at every start; containers of one computer see the same.
+# Linux draws it at every boot; containers of one machine see the same.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def machine_name() -> str:
-    """The same for all processes here, other elsewhere, and telling nobody more than that."""
+    """An id that is the same for all processes of this machine, and tells nothing else about it."""
     try:
         known = _BOOT_ID.read_text(encoding="ascii")
     except (OSError, UnicodeError):
@@ -25,20 +25,19 @@ def machine_name() -> str:
 
 
 def host_name() -> str:
-    """This machine's name, as far as it may be shown."""
+    """This machine's host name, reduced to the characters that a node's name may have."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", platform.node().split(".")[0])[:50].lstrip("._-")
     return name or "node"
 
 
 def own_addresses(version: int = 4) -> list[str]:
-    """The addresses by which other machines may reach this one; its own if there is none."""
+    """The addresses at which other machines may reach this one; the loopback if there is none."""
     family = socket.AF_INET if version == 4 else socket.AF_INET6
     found = [
         address.address
         for name, addresses in psutil.net_if_addrs().items()
         for address in addresses
-        # Bridges of containers are reachable from this machine only; an address with a zone means nothing
-        # elsewhere.
+        # Other machines cannot reach the bridges of containers, nor use an address with a zone.
         if address.family == family
         and "%" not in address.address
         and not name.startswith(("lo", "docker", "br-", "veth"))
