@@ -71,7 +71,7 @@ class Node:
         self._device = choose_device(settings.device)
         self._note = note
         self._audience = Audience(callbacks, lambda text: note("callback failed", text))
-        # Asked for in every greeting: if it was taken, it may be free the next time.
+        # Asked for in every greeting; the coordinator decides which name the node has in the run.
         self._wanted_name = settings.node_name or host_name()
         self.report = NodeReport(name=self._wanted_name)
         self._core = nd.NodeCore(random.Random(), settings.wait)
