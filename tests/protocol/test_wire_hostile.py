@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from tests.protocol.streams import ROOMY, WORDS, around, feed, feed_cut, head, written
 from w5xde.errors import RemoteProtocolError
 from w5xde.messages import Beat, Params, Update
-from w5xde.protocol.wire import GREETING_LIMITS, HEADER_BYTES, Decoder, encode
+from w5xde.protocol.wire import GREETING_LIMITS, HEADER_BYTES, Decoder, Limits, encode
 
 HELLO = {"type": "hello", "protocol": 1, "package": "0.1.0", "name": "apple"}
 WORK_HEAD = {"type": "work", "version": 1}
@@ -231,3 +232,48 @@ def test_the_accidents_are_neither_all_harmless_nor_all_fatal():
             chance = random.Random(seed)
             survived += decoded_or_refused(around(mutated(encode(word)[HEADER_BYTES:], chance)), chance)
     assert 20 < survived < 100 * len(WORDS) / 2
+
+
+# --- values are counted before they are made ------------------------------------------------------
+
+NUMBERS = [0, 127, 128, 255, 256, 70_000, 2**33, 2**63, -1, -33, -200, -70_000, -(2**40), 0.5, None, True]
+LENGTHS = [0, 3, 15, 16, 31, 32, 255, 256, 70_000]
+
+
+def some_value(rng: random.Random, depth: int) -> Any:
+    match rng.randrange(5 if depth else 3):
+        case 0:
+            return rng.choice(NUMBERS)
+        case 1:
+            return "x" * rng.choice(LENGTHS)
+        case 2:
+            return b"y" * rng.choice(LENGTHS)
+        case 3:
+            return [some_value(rng, depth - 1) for _ in range(rng.choice(LENGTHS[:6]))]
+        case _:
+            return {str(key): some_value(rng, depth - 1) for key in range(rng.choice(LENGTHS[:5]))}
+
+
+def values_in(value: Any) -> int:
+    match value:
+        case dict():
+            return 1 + sum(1 + values_in(each) for each in value.values())
+        case list():
+            return 1 + sum(map(values_in, value))
+    return 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_message_of_more_values_than_may_be_is_refused_before_it_is_decoded(seed: int) -> None:
+    rng = random.Random(seed)
+    said = [
+        some_value(rng, 2),
+        [0] * rng.choice(LENGTHS),
+        {str(key): 1 for key in range(rng.choice(LENGTHS))},
+    ]
+    meta, count = msgspec.msgpack.encode(said), values_in(said)
+    for values_max, code in ((count, "W5-120"), (count - 1, "W5-121")):
+        limits = Limits(len(meta), 0, "welcome", values_max)
+        with pytest.raises(RemoteProtocolError) as refused:
+            feed(Decoder(limits), around(meta))
+        assert refused.value.code == code

@@ -1,8 +1,8 @@
-"""What each error code means: the one home of what `w5xde explain` prints and docs/errors.md lists.
+"""What each error code means: `w5xde explain` prints it, and docs/errors.md lists it.
 
-    1xx  joining and the wire      2xx  the command, its settings and the job
-    3xx  computing                 4xx  the run folder and what is kept in private
-    5xx  who the other side is     7xx  our bugs
+    1xx  joining and the protocol         2xx  the command, its settings and the job
+    3xx  computing                        4xx  the run folder, and private files
+    5xx  the identity of the other side   7xx  bugs in w5xde
 
 Knows nothing of how errors are raised: a test compares the codes here with those in the source.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import re
 
-from w5xde.explanations.entry import Explanation
+from w5xde.explanations.explanation import Explanation
 from w5xde.explanations.job import JOB
 from w5xde.explanations.joining import JOINING
 from w5xde.explanations.running import RUNNING
@@ -22,34 +22,35 @@ EXPLANATIONS: dict[str, Explanation] = {
     each.code: each for each in sorted([*JOINING, *TICKETS, *JOB, *RUNNING], key=lambda each: each.code)
 }
 
-# How a person may write a code: W5-103, w5-103, w5103, 103, or the whole error[W5-103]:
+# How users may write a code: W5-103, w5-103, w5103, 103, or the whole error[W5-103]:
 _WRITTEN = re.compile(r"(?:error\[)?(?:w5-?)?(\d{1,6})(?:\]:?)?", re.IGNORECASE | re.ASCII)
+# Suggestions for an unknown code: more would not be read.
 NEAR_SHOWN = 4
 
 _FAMILIES = {
-    "1": "Joining and the wire",
+    "1": "Joining and the protocol",
     "2": "The command, its settings and the job",
     "3": "Computing",
-    "4": "The run folder, and what is kept in private",
-    "5": "Who the other side is",
-    "7": "Our bugs",
+    "4": "The run folder, and private files",
+    "5": "The identity of the other side",
+    "7": "Bugs in w5xde",
 }
 
 
 def code_of(written: str) -> str:
-    """The code a person means, whether it is known or not."""
+    """Return the code that a user wrote, whether it exists or not."""
     found = _WRITTEN.fullmatch(written.strip())
     return f"W5-{found[1]}" if found is not None else written.strip()
 
 
 def near(code: str) -> list[Explanation]:
-    """The codes it may have been meant to be, the likeliest first."""
+    """Return the codes that are most like this one, the likeliest first."""
     found = difflib.get_close_matches(code, EXPLANATIONS, n=NEAR_SHOWN, cutoff=0.6)
     return [EXPLANATIONS[each] for each in found]
 
 
 def told(explanation: Explanation) -> list[str]:
-    """The explanation in lines for a terminal, in the form in which the error itself is told."""
+    """Return the lines of an explanation for a terminal, in the form of the error itself."""
     return [
         f"{explanation.code}: {explanation.title}",
         f"  why: {explanation.why}",
@@ -60,12 +61,12 @@ def told(explanation: Explanation) -> list[str]:
 
 
 def listed() -> list[str]:
-    """All codes, a line each."""
+    """Return all codes, one line each."""
     return [f"{each.code}  {each.title}" for each in EXPLANATIONS.values()]
 
 
 def document() -> str:
-    """docs/errors.md."""
+    """Return the text of docs/errors.md."""
     lines = [
         "# Errors",
         "",

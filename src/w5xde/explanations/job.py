@@ -1,15 +1,15 @@
-"""2xx: what a person wrote, on the command line, in settings or in the job."""
+"""Codes 2xx: the command line, settings and the job."""
 
 from __future__ import annotations
 
-from w5xde.explanations.entry import Explanation
+from w5xde.explanations.explanation import Explanation
 
 JOB = [
     Explanation(
         "W5-201",
         "this node's model is not the run's",
         "model() built other parameters or buffers here: another job file, another argument, or another"
-        " version of a library. Their sums would make no sense.",
+        " version of a library. Gradients of different models cannot be added.",
         "use the coordinator's job file; the message names the first differences.",
         "scp coordinator:train.py .\nw5xde join @ticket train.py",
     ),
@@ -18,31 +18,31 @@ JOB = [
         "a factory of the job failed, or returned the wrong thing",
         "model() must return a torch.nn.Module, optimizer(params) a torch.optim.Optimizer,"
         " scheduler(optimizer) a scheduler of torch's, data() a data set.",
-        "call it by itself in Python; the message names the line of yours it came from.",
+        "call it by itself in Python; the message names the line of your code that failed.",
         'python -c "import train; print(train.job.model())"',
     ),
     Explanation(
         "W5-203",
         "the data set, or a sample of it, cannot be used",
-        "batches travel as tensors, numbers and strings, or lists, tuples and dicts of them; and a data set"
-        " has __len__ and __getitem__, or starts anew each time it is iterated.",
-        "convert what a sample holds in __getitem__, and return the data set itself, not a DataLoader.",
+        "batches travel as tensors, numbers and strings, or lists, tuples and dicts of them; and a data"
+        " set has __len__ and __getitem__, or can be iterated from the start again and again.",
+        "convert the parts of a sample in __getitem__, and return the data set itself, not a DataLoader.",
         "def __getitem__(self, i):\n    return to_tensor(Image.open(self.paths[i])), self.labels[i]",
     ),
     Explanation(
         "W5-204",
-        "the data set is empty, its samples do not fit together, or it does not suit --data local",
-        "a batch is made by stacking samples, so all have one shape; and nodes that read their own copy"
-        " must be able to read any sample by its number.",
+        "the data set is empty, its samples cannot be stacked, or it cannot be used with --data local",
+        "a batch is made by stacking samples, so all must have one shape; and nodes that read their own"
+        " copy must be able to read any sample by its number.",
         "pad or crop samples to one shape, use --batch-size 1, or use --data stream.",
         "w5xde train train.py --data stream",
     ),
     Explanation(
         "W5-205",
         "the loss cannot be used",
-        "loss(model, batch) is tried on the first batch before any node is asked: it must return one"
+        "loss(model, batch) is tried on the first batch before any node is used: it must return one"
         " finite, real number as a tensor that depends on the parameters.",
-        "read the message: it names what came back, and the line of yours if one failed.",
+        "read the message: it says what the loss returned, or which line of your code failed.",
         "def loss(model, batch):\n"
         "    images, labels = batch\n"
         "    return cross_entropy(model(images), labels)",
@@ -51,64 +51,64 @@ JOB = [
         "W5-206",
         "there is no such job",
         "a job is named by its file, by a name in that file, or by a module that Python can import.",
-        "check the path and the name; a job stands at the top level of its file.",
+        "check the path and the name; a job must be at the top level of its file.",
         "w5xde train train.py\nw5xde train train.py:small\nw5xde train package.module:job",
     ),
     Explanation(
         "W5-207",
         "the file has several jobs",
-        "nothing says which of them is meant.",
+        "the command does not say which of them it means.",
         "name one after a colon.",
         "w5xde train train.py:small",
     ),
     Explanation(
         "W5-208",
         "the job file cannot be loaded",
-        "Python raised an error while it ran the file: a typing mistake, a package that is missing here, or"
+        "Python raised an error while it ran the file: a syntax error, a package that is missing here, or"
         " code that trains when it is imported.",
-        "run the file with python; put what starts training under the guard.",
+        "run the file with python; put the code that starts training under the guard.",
         'if __name__ == "__main__":\n    w5xde.train(job, nodes=4)',
     ),
     Explanation(
         "W5-209",
         "this node's data is not the run's",
         "with --data local each node reads samples from its own copy, and this copy has another number of"
-        " samples, or other ones.",
+        " samples, or other samples.",
         "copy the coordinator's data here, or let it send batches.",
         "w5xde serve train.py --data stream",
     ),
     Explanation(
         "W5-210",
         "a command, a flag, a setting or its value is not known",
-        "it is misspelt, out of its range, or contradicts another; it may stand on the command line, in a"
+        "it is misspelt, out of range, or contradicts another; it may be on the command line, in a"
         " W5XDE_* variable or in w5xde.toml, and the message says where.",
         "use the nearest name that the message offers, or look it up.",
         "w5xde train --help",
     ),
     Explanation(
         "W5-211",
-        "a run that is resumed would become another run",
-        "its name, mode, seed, batch size and what else decides its result stay what they were; and an"
-        " epoch that has begun cannot be taken back.",
+        "a resumed run would become another run",
+        "its name, mode, seed, batch size and all other settings that decide its result must stay the"
+        " same; and an epoch that has begun cannot be undone.",
         "leave that setting out, or start a new run without --resume.",
         "w5xde train --resume latest --epochs 20",
     ),
     Explanation(
         "W5-212",
         "a first small batch gives other gradients on this node than on the coordinator",
-        "before a node is lent anything it computes four samples on weights that both sides make by one"
-        " formula. What it gave differs by more than rounding, most in the layer that is named: the job file"
-        " is another one there (a layer, an activation, the loss), it computes in another precision, or the"
-        " device or its driver computes wrongly.",
-        "use the coordinator's job file and versions of torch; compare with --device cpu on the same machine."
-        " If you know that the difference is right, let the coordinator do without: --no-canary.",
+        "before a node gets work, it computes four samples on weights that both sides make by one"
+        " formula. Its gradients differ by more than rounding, most in the layer that is named: its job"
+        " file is another one (a layer, an activation, the loss), it computes in another precision, or"
+        " the device or its driver computes wrongly.",
+        "use the coordinator's job file and version of torch; compare with --device cpu on the same"
+        " machine. If you know that the difference is right, start the coordinator with --no-canary.",
         "w5xde doctor\nw5xde join @ticket train.py --device cpu",
     ),
     Explanation(
         "W5-213",
         "the run asks for far more threads than this machine has cores",
-        "every node of a run computes with the same number of torch threads, because bits depend on it. This"
-        " machine would be drowned in them, so it does not take part.",
+        "every node of a run computes with the same number of torch threads, because the bits of a result"
+        " depend on it. So many threads would only slow this machine down, so it does not take part.",
         "start the run with fewer --threads, or join with a larger machine.",
         "w5xde serve train.py --threads 8",
     ),
@@ -124,9 +124,9 @@ JOB = [
     ),
     Explanation(
         "W5-221",
-        "the model's parameters are not all there, or their names are too long",
+        "the model has parameters without a shape, or with names that are too long",
         "lazy modules make parameters when they are first used, but every machine must know the model"
-        " before.",
+        " before that.",
         "run one batch through the model inside model().",
         "def model():\n    net = Net()\n    net(torch.zeros(1, 3, 32, 32))\n    return net",
     ),
@@ -140,8 +140,8 @@ JOB = [
     Explanation(
         "W5-223",
         "two parameters or buffers share memory without being one",
-        "the model is moved into one flat vector, in which each tensor has its own place; two that overlap"
-        " would come apart.",
+        "the model is moved into one flat vector, in which each tensor has its own place; two that"
+        " overlap would be separated.",
         "tie weights by assigning the parameter itself; give buffers memory of their own.",
         "decoder.weight = encoder.weight",
     ),
@@ -163,8 +163,8 @@ JOB = [
     Explanation(
         "W5-226",
         "a buffer changes in a way that cannot be shared",
-        "buffers move by the mean of what the batches of a step left in them. That needs a fixed shape,"
-        " finite numbers to start with, and a buffer that is saved with the model.",
+        "a buffer changes by the mean of what the batches of a step changed in it. That needs a fixed"
+        " shape, finite numbers at the start, and a buffer that is saved with the model.",
         "register it with a full shape and finite numbers; persistent=False is for caches that never differ.",
         'self.register_buffer("seen", torch.zeros(10))',
     ),
@@ -173,13 +173,14 @@ JOB = [
         "this optimizer cannot be used",
         "it evaluates the loss inside its step (LBFGS), wants sparse gradients, or holds parameters that"
         " are not the model's.",
-        "use one that takes the gradients as they are, built from the parameters it is given.",
+        "use an optimizer that takes the gradients as they are, and build it from the parameters that it"
+        " is given.",
         "optimizer=lambda params: torch.optim.AdamW(params, lr=3e-4)",
     ),
     Explanation(
         "W5-228",
         "this scheduler cannot be used",
-        "it wants a metric at each step, and there is none between two evaluations.",
+        "it needs a metric at each step, and there is none between two evaluations.",
         "use a schedule over steps.",
         "scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10_000)",
     ),

@@ -1,8 +1,8 @@
-"""3xx, 4xx and 7xx: computing, the run folder, and our own bugs."""
+"""Codes 3xx, 4xx and 7xx: computing, the run folder, and bugs in w5xde."""
 
 from __future__ import annotations
 
-from w5xde.explanations.entry import Explanation
+from w5xde.explanations.explanation import Explanation
 
 RUNNING = [
     Explanation(
@@ -16,14 +16,14 @@ RUNNING = [
     Explanation(
         "W5-302",
         "this node cannot go on",
-        "something failed here that is no fault of a batch: the device was lost, memory ran out beside the"
-        " computation, or there is a bug in w5xde. The pool goes on without this node.",
+        "something failed here that no batch is responsible for: the device was lost, memory ran out, or"
+        " there is a bug in w5xde. The pool goes on without this node.",
         "join again; if it happens again, look at the device and the memory, and at what --log verbose adds.",
         "w5xde doctor\nw5xde join @ticket train.py --log verbose",
     ),
     Explanation(
         "W5-303",
-        "this system cannot do that with processes",
+        "this system cannot fork or freeze processes",
         "local nodes and benchmarks are forked, and chaos freezes processes; Windows can do neither.",
         "start nodes by hand in other terminals, or use Linux or macOS.",
         "w5xde serve train.py --ticket-file ticket\nw5xde join @ticket train.py",
@@ -38,34 +38,34 @@ RUNNING = [
     ),
     Explanation(
         "W5-311",
-        "training cannot go on, whoever helps",
-        "a step makes the weights infinite, batches fail wherever they are tried, or nobody can compute."
-        " The message has the reason; checkpoints of before are kept.",
-        "lower the learning rate or clip the gradient; mend the data or the loss and resume; or leave bad"
-        " batches out.",
+        "training cannot go on",
+        "a step makes the weights infinite, batches fail on every node, or no node is left. The message"
+        " has the reason; earlier checkpoints are kept.",
+        "lower the learning rate or clip the gradient; correct the data or the loss and resume; or leave"
+        " bad batches out.",
         "w5xde train --resume latest --skip-bad-batches",
     ),
     Explanation(
         "W5-312",
         "the pool's weights differ from those of one process",
-        "the demo trains twice and compares; a difference is a bug in w5xde or in the machine (memory that"
-        " flips bits, another kind of CPU for some nodes).",
-        "run it again; if it stays so, report it with the run's folder.",
+        "the demo trains twice and compares; a difference is a bug in w5xde or in the machine (memory"
+        " that flips bits, another kind of CPU for some nodes).",
+        "run it again; if it happens again, report it with the run's folder.",
         "w5xde demo --json",
     ),
     Explanation(
         "W5-313",
-        "the chaos test found what must not be, or one of its processes ended by itself",
-        "the audit of the run counted a batch that was applied twice or not at all, or a process it had not"
-        " killed went away.",
+        "the chaos test found a violation, or one of its processes ended by itself",
+        "the audit of the run counted a batch that was applied twice or not at all, or a process ended"
+        " that the test had not killed.",
         "look at the logs it names; report an audit that is not clean with the run's folder.",
         "w5xde audit latest",
     ),
     Explanation(
         "W5-320",
-        "a process of a benchmark failed, fell silent or ended",
-        "it raised an error (the message has it and its place), ran out of memory, or took longer than its"
-        " time.",
+        "a process of a benchmark failed, stopped answering or ended",
+        "it raised an error (the message has it and its place), ran out of memory, or took longer than"
+        " its time.",
         "measure less at once: fewer nodes, a smaller model, more seconds.",
         "w5xde bench exchange --help",
     ),
@@ -79,15 +79,14 @@ RUNNING = [
     Explanation(
         "W5-401",
         "there is no such run, or its manifest cannot be read",
-        "runs are looked for in the folder runs/ of the current folder; a run has a manifest.json.",
-        "go to the folder where it was started, or name the folder of runs.",
+        "w5xde looks for runs in the folder runs/ of the current folder; a run has a manifest.json.",
+        "go to the folder where the run was started, or name the folder of runs.",
         "w5xde audit latest --runs /data/runs",
     ),
     Explanation(
         "W5-402",
         "the trained model cannot be written",
-        "the disk is full, or the folder may not be written to. The checkpoints that were written are still"
-        " there.",
+        "the disk is full, or the folder is not writable. The checkpoints are still there.",
         "make room, then export the weights from the newest checkpoint, or resume.",
         "w5xde export latest --out /elsewhere/model.safetensors",
     ),
@@ -101,37 +100,37 @@ RUNNING = [
     Explanation(
         "W5-404",
         "the run folder cannot be made or used",
-        "it may not be written to, the disk is full, or a file is in its place.",
+        "it is not writable, the disk is full, or a file is in its place.",
         "make room there, or choose another folder.",
         "w5xde train train.py --runs ~/runs\nw5xde doctor --runs ~/runs",
     ),
     Explanation(
         "W5-405",
         "the job does not fit the run that is resumed",
-        "model, optimizer, scheduler or the number of samples are not what the run began with, so its state"
-        " has no place in them.",
+        "model, optimizer, scheduler or the number of samples are not those that the run began with, so"
+        " its state cannot be loaded.",
         "resume with the job file the run was started with, or start a new run.",
         "w5xde train --resume latest",
     ),
     Explanation(
         "W5-406",
         "the run is in use",
-        "another coordinator, alive, holds its folder; two would write over each other.",
+        "another coordinator is running in its folder; two would overwrite each other's files.",
         "stop the other one; the message names its process and machine.",
         "kill -INT 4121\nw5xde train --resume tuesday",
     ),
     Explanation(
         "W5-407",
         "no checkpoint of the run can be used",
-        "they are damaged, gone, written for another job, or none was written yet. A run is never begun"
-        " anew in silence.",
+        "they are damaged, missing, written for another job, or none was written yet. w5xde never starts"
+        " a run from the beginning without being told to.",
         "restore checkpoints/ from a copy, use the job file the run was started with, or start a new run.",
         "w5xde audit tuesday",
     ),
     Explanation(
         "W5-700",
         "internal error",
-        "something happened that w5xde did not expect: a bug of ours, or of a library.",
+        "something happened that w5xde did not expect: a bug in w5xde, or in a library.",
         "please report it, with the versions and what --log verbose adds.",
         "w5xde doctor --json\nw5xde train train.py --log verbose",
     ),

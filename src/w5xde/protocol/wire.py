@@ -235,11 +235,12 @@ class Decoder:
             self._scratch = larger
 
 
-# MessagePack: how many bytes give the length of a string, of bytes or of an array or map; and how long other
-# values are. All that is not here is its first byte alone, or has its length in that byte.
-_SIZED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-_CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
-_FIXED = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
+# MessagePack values whose first byte is followed by a number or a length of so many bytes. Strings and bytes
+# follow their length; arrays and maps have as many values, or twice as many. All other values are one byte,
+# or have their length in it.
+_WIDTHS = dict(zip(range(0xC4, 0xE0), (1, 2, 4, 0, 0, 0, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8), strict=False))
+_WIDTHS |= {0xD9: 1, 0xDA: 2, 0xDB: 4, 0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
+_BYTES = frozenset((0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB))
 
 
 def _check_values(meta: memoryview, values_max: int) -> None:
@@ -247,22 +248,17 @@ def _check_values(meta: memoryview, values_max: int) -> None:
     at, awaited, count = 0, 1, 0
     while awaited and at < len(meta):
         first = meta[at]
-        at += 1
-        awaited -= 1
-        count += 1
+        width = _WIDTHS.get(first, 0)
+        at, awaited, count = at + 1 + width, awaited - 1, count + 1
         if 0x80 <= first < 0xA0:
             awaited += (first & 15) * (2 if first < 0x90 else 1)
         elif 0xA0 <= first < 0xC0:
             at += first & 31
-        elif first in _FIXED:
-            at += _FIXED[first]
-        elif first in _SIZED:
-            at += _SIZED[first] + int.from_bytes(meta[at : at + _SIZED[first]], "big")
-        elif first in _CONTAINERS:
-            width, each = _CONTAINERS[first]
-            awaited += int.from_bytes(meta[at : at + width], "big") * each
-            at += width
-        # What is announced counts at once: an array is made as long as it says.
+        elif first in _BYTES:
+            at += int.from_bytes(meta[at - width : at], "big")
+        elif 0xDC <= first < 0xE0:
+            awaited += int.from_bytes(meta[at - width : at], "big") * (2 if first >= 0xDE else 1)
+        # The announced values count at once: an array is made as long as it says.
         if count + awaited > values_max:
             raise RemoteProtocolError(
                 f"a message of more than {values_max} values, which take more memory than bytes",

@@ -16,7 +16,7 @@ from w5xde.config import Settings
 from w5xde.errors import JoinError, UsageError
 from w5xde.messages import Refuse
 from w5xde.runtime.admission.gatekeeper import Gatekeeper
-from w5xde.runtime.net.listener import ListenAddress, Place, resolve_addresses
+from w5xde.runtime.net.listener import ListenAddress, resolve_addresses
 from w5xde.ticket import parse
 
 NAME = "localhost"
@@ -106,7 +106,7 @@ def test_only_what_stays_on_this_machine_is_in_clear_text_by_itself(
     hosts: list[str], insecure: bool, is_clear: bool, is_exposed: bool, tmp_path: Path
 ) -> None:
     gatekeeper = Gatekeeper(tmp_path, "0123456789abcdef", Settings(insecure=insecure))
-    context = gatekeeper.guard([Place(2, host) for host in hosts])
+    context = gatekeeper.guard([ListenAddress(2, host) for host in hosts])
     assert (context is None, gatekeeper.is_exposed) == (is_clear, is_exposed)
     gatekeeper.close()
 
@@ -114,7 +114,7 @@ def test_only_what_stays_on_this_machine_is_in_clear_text_by_itself(
 def test_what_contradicts_itself_is_refused(tmp_path: Path) -> None:
     for settings in (Settings(tls_ca="ca.pem"), Settings(insecure=True, tls_cert="a", tls_key="b")):
         with pytest.raises(UsageError) as caught:
-            Gatekeeper(tmp_path, "0123456789abcdef", settings).guard([Place(2, "0.0.0.0")])
+            Gatekeeper(tmp_path, "0123456789abcdef", settings).guard([ListenAddress(2, "0.0.0.0")])
         assert caught.value.code == "W5-505"
 
 

@@ -71,7 +71,7 @@ class Node:
         self._device = choose_device(settings.device)
         self._note = note
         self._audience = CallbackRunner(callbacks, lambda text: note("callback failed", text))
-        # Asked for at every greeting: the name that was given instead may be free the next time.
+        # Asked for in every greeting; the coordinator decides which name the node has in the run.
         self._wanted_name = settings.node_name or host_name()
         self.report = NodeReport(name=self._wanted_name)
         self._core = nd.NodeCore(random.Random(), settings.wait)
@@ -234,12 +234,14 @@ class Node:
 
     def _heard(self, connection: Connection, message: Message, body: Body) -> None:
         match message:
-            case Work() | Params() if self._executor.is_ready:
-                body = self._executor.take(message, body)
-                if body is DISCARDED:
+            case Work() | Params():
+                kept = self._executor.take(message, body)
+                if kept is None:
+                    return
+                if kept is DISCARDED:
                     self._note("little memory", "a lease does not fit into memory; asking for a smaller one")
                 leases = [loan.lease for loan in message.loans] if isinstance(message, Work) else []
-                self._dispatch(nd.Given((message, body), leases))
+                self._dispatch(nd.Given((message, kept), leases))
             case Cancel():
                 self._dispatch(nd.Cancelled(message.leases))
             case Rejected():

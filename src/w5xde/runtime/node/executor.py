@@ -54,10 +54,6 @@ class WorkExecutor:
         # Seconds of transfer on this connection that the coordinator was told.
         self._network_seconds_told = 0.0
 
-    @property
-    def is_ready(self) -> bool:
-        return self._limits is not None
-
     def begin(self, parts: NodeParts, connection: Connection | None) -> None:
         """The model is checked: accept work on this connection, if it still stands."""
         if self.worker is None or self.worker.parts is not parts:
@@ -91,9 +87,12 @@ class WorkExecutor:
             memory = self.worker.place(message, body_bytes)
         return memory if memory is not None else self._buffers.take(body_bytes)
 
-    def take(self, message: Params | Work, body: Body) -> Body:
-        """Check a message that has arrived; returns its body, or DISCARDED if this node cannot hold it."""
-        return self._limits.take(message, body) if self._limits is not None else body
+    def take(self, message: Params | Work, body: Body) -> Body | None:
+        """Check a message that has arrived; returns its body, or DISCARDED if this node cannot hold it.
+
+        Returns None if the model was not checked on this connection: then the message must be ignored.
+        """
+        return self._limits.take(message, body) if self._limits is not None else None
 
     # --- executing --------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,12 +36,12 @@ _ALONE = Span(0, 1)
 class Computed:
     """The answers to one Work, the bytes of their vectors, and what it took."""
 
-    answers: list[Answer]
-    pieces: list[memoryview]
+    answers: list[Answer] = field(default_factory=list)
+    pieces: list[memoryview] = field(default_factory=list)
     # The vectors that `pieces` are views of: they may be used again once the pieces are sent.
-    lent: list[Vector]
-    compute_seconds: float
-    core_seconds: float
+    lent: list[Vector] = field(default_factory=list)
+    compute_seconds: float = 0.0
+    core_seconds: float = 0.0
 
 
 class NodeWorker:
@@ -97,10 +97,9 @@ class NodeWorker:
         """Compute every loan that is still needed; drop all if their batches were too large to hold."""
         if 0 < work.link < math.inf:
             self._choice.link(work.link)
-        done = Computed([], [], [], 0.0, 0.0)
         if body is DISCARDED:
-            done.answers += [Answer(loan.lease, dropped=True) for loan in work.loans]
-            return done
+            return Computed([Answer(loan.lease, dropped=True) for loan in work.loans])
+        done = Computed()
         begun, on_core = self._clock(), time.process_time()
         unpacker = Unpacker(body)
         tasks = [self._tasks(loan, unpacker) for loan in work.loans]

@@ -1,4 +1,4 @@
-"""One explanation: what an error means, beyond the lines it is told in."""
+"""One explanation of an error. Plain data."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ class Explanation:
     title: str
     why: str
     fix: str
-    # Lines to type or to write, as they would stand in a terminal or a file.
+    # Lines for a terminal or a file.
     example: str
