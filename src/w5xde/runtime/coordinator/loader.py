@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from w5xde.config import Settings
 from w5xde.errors import JobError
 from w5xde.learn.data.packed_epochs import PackedEpochs
-from w5xde.learn.data.payload import Packed, Packer
+from w5xde.learn.data.payload import Packed, pack_batch
 from w5xde.learn.data.sources import Key, MapSource, Source, Start, WorkerBatches, all_batches
 from w5xde.runtime.system.actor import Actor
 
@@ -60,16 +60,16 @@ class Loader:
         self._unclaimed = 0
         self._batches = self._read_all(start)
         is_read_elsewhere = self._workers or self._local
-        self._packed = None if is_read_elsewhere else PackedEpochs.of(source, self._batch_size)
+        self._packed = None if is_read_elsewhere else PackedEpochs.of(source)
         self._actor: Actor | None = None
         self._discovered: Callable[[int, int], None] = lambda epoch, samples: None
 
     def _read_all(self, start: Start) -> Iterator[Callable[[], tuple[int, Any]]]:
         if not self._workers:
-            return all_batches(self._source, self._batch_size, self._epochs, start)
+            return all_batches(self._source, self._epochs, start)
         # Made (and its processes forked) now, before there are threads that a fork would lose.
         loader = DataLoader(
-            WorkerBatches(self._source, self._batch_size, self._epochs, start),
+            WorkerBatches(self._source, self._epochs, start),
             batch_size=None,
             num_workers=self._workers,
             prefetch_factor=4,
@@ -111,7 +111,7 @@ class Loader:
         if packed is not None:
             done(packed)
         elif self._local:
-            packed = self._ready[key] = self._pack(self._batch_of(key), self._indices(key))
+            packed = self._ready[key] = pack_batch(self._batch_of(key), self._indices(key))
             done(packed)
         else:
             self._waiting.setdefault(key, []).append(done)
@@ -161,13 +161,7 @@ class Loader:
 
     def _read(self) -> Packed | None:
         samples, batch = next(self._batches, _end_of_epoch)()
-        return self._pack(samples, batch) if samples else None
-
-    @staticmethod
-    def _pack(samples: int, batch: Any) -> Packed:
-        packer = Packer()
-        item = packer.pack(batch)
-        return Packed(samples, item, packer.pieces, packer.body_bytes)
+        return pack_batch(samples, batch) if samples else None
 
     def _indices(self, key: Key) -> Any:
         if not isinstance(self._source, MapSource):
