@@ -378,7 +378,7 @@ def test_a_data_set_that_fails_is_told_with_the_users_own_line():
         def __getitem__(self, index: int) -> Any:
             raise FileNotFoundError("no such image: 7.png")
 
-    assert "the data set failed: FileNotFoundError: no such image: 7.png (test_data.py, line " in (
+    assert "the data set failed: FileNotFoundError: no such image: 7.png (test_sources.py, line " in (
         refused(Broken([1])).what
     )
 
@@ -389,7 +389,7 @@ def test_a_stream_that_fails_is_told_with_the_users_own_line():
             yield 1
             raise FileNotFoundError("no such shard: 7.tar")
 
-    assert "the data set failed: FileNotFoundError: no such shard: 7.tar (test_data.py, line " in (
+    assert "the data set failed: FileNotFoundError: no such shard: 7.tar (test_sources.py, line " in (
         refused(Broken()).what
     )
 
