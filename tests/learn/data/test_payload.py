@@ -219,13 +219,13 @@ class Image:
 
 
 UNSENDABLE: dict[str, tuple[Any, str]] = {
-    "an object": (Image(), r"the batch holds a tests\.learn\.test_payload\.Image"),
+    "an object": (Image(), r"the batch holds a tests\.learn\.data\.test_payload\.Image"),
     "an object inside": (
         {"x": [1, Image()]},
-        r"the batch\['x'\]\[1\] holds a tests\.learn\.test_payload\.Image",
+        r"the batch\['x'\]\[1\] holds a tests\.learn\.data\.test_payload\.Image",
     ),
     "a set": ((torch.ones(2), {1, 2}), r"the batch\[1\] holds a set"),
-    "a namedtuple": (Pair(1, 2), r"the batch holds a tests\.learn\.test_payload\.Pair"),
+    "a namedtuple": (Pair(1, 2), r"the batch holds a tests\.learn\.data\.test_payload\.Pair"),
     "a large integer": (2**64, "the batch holds an integer of more than 64 bits"),
     "a small integer": ([-(2**63) - 1], r"the batch\[0\] holds an integer of more than 64 bits"),
     "a sparse tensor": (torch.eye(3).to_sparse(), r"the batch holds a torch\.sparse_coo tensor"),

@@ -210,22 +210,22 @@ def test_any_object_with_iter_alone_is_a_stream():
 
 def test_all_batches_come_in_order_epoch_after_epoch():
     source = opened(list(range(6)), shuffle=False)
-    read = [give() for give in all_batches(source, 4, 2, Start())]
+    read = [give() for give in all_batches(source, 2, Start())]
     assert [(count, batch.tolist()) for count, batch in read] == [(4, [0, 1, 2, 3]), (2, [4, 5])] * 2
 
 
 def test_reading_may_begin_anywhere_and_fetch_what_was_left_behind():
     source = opened(list(range(6)))
-    whole = [give() for give in all_batches(source, 4, 3, Start())]
+    whole = [give() for give in all_batches(source, 3, Start())]
     start = Start(1, 1, frozenset({(0, 1)}))
-    read = [give() for give in all_batches(source, 4, 3, start)]
+    read = [give() for give in all_batches(source, 3, start)]
     assert [batch.tolist() for _, batch in read] == [whole[i][1].tolist() for i in (1, 3, 4, 5)]
 
 
 def test_a_stream_that_begins_in_its_middle_tells_no_end_of_epochs_before_it():
     stream = opened(Streamed(list(range(6))))
     start = Start(1, 1, frozenset({(0, 1)}))
-    read = [give() for give in all_batches(stream, 4, 3, start)]
+    read = [give() for give in all_batches(stream, 3, start)]
     assert [(count, None if batch is None else batch.tolist()) for count, batch in read] == [
         (2, [4, 5]),
         (2, [4, 5]),
@@ -237,7 +237,7 @@ def test_a_stream_that_begins_in_its_middle_tells_no_end_of_epochs_before_it():
 
 
 def test_all_batches_of_a_stream_tell_where_an_epoch_ends():
-    read = [give() for give in all_batches(opened(Streamed(list(range(6)))), 4, 2, Start())]
+    read = [give() for give in all_batches(opened(Streamed(list(range(6)))), 2, Start())]
     assert [(count, None if batch is None else batch.tolist()) for count, batch in read] == (
         [(4, [0, 1, 2, 3]), (2, [4, 5]), (0, None)] * 2
     )
@@ -245,7 +245,7 @@ def test_all_batches_of_a_stream_tell_where_an_epoch_ends():
 
 def test_without_workers_the_batches_of_a_worker_are_all_of_them():
     source = opened(list(range(6)), shuffle=False)
-    assert [count for count, _ in WorkerBatches(source, 4, 2, Start())] == [4, 2, 4, 2]
+    assert [count for count, _ in WorkerBatches(source, 2, Start())] == [4, 2, 4, 2]
 
 
 # --- chance ---------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_an_empty_data_set_is_told():
 
 def test_a_stream_without_samples_is_told():
     with pytest.raises(JobError, match="the data set gave no sample in epoch 1"):
-        list(all_batches(opened(Streamed([])), 4, 1, Start()))
+        list(all_batches(opened(Streamed([])), 1, Start()))
 
 
 def test_a_loader_is_answered_with_what_to_return():

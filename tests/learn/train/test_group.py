@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, nll_loss
 
+from tests.learn import jobs
 from tests.learn.jobs import CLASSES, FEATURES, make, mlp
 from tests.learn.train.test_record import RECORDED, batch_of, trainer_of
 from w5xde.learn.job.job import BatchFailed, Job
@@ -168,6 +169,31 @@ def test_a_group_that_was_believed_and_is_wrong_fails_the_batch(monkeypatch: pyt
 
     with pytest.raises(BatchFailed, match="no longer the function"):
         go_on()
+
+
+@pytest.mark.parametrize("singles", [6, 7, 8, 16])
+def test_a_loss_that_changes_is_reported_however_few_batches_were_computed_alone(singles: int) -> None:
+    factor = 1.0
+
+    def moody(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return factor * jobs.classify(model, batch)
+
+    trainer = trainer_of(make(mlp(), loss=moody))
+    computed(trainer, frame(0, singles, 4))
+    for first in range(16, 112, 16):
+        computed(trainer, frame(first, 16, 4))
+    factor = 2.0
+
+    def go_on() -> None:
+        for first in range(112, 112 + 16 * COMPARED_EVERY, 16):
+            computed(trainer, frame(first, 16, 4))
+
+    with pytest.raises(BatchFailed, match="no longer the function"):
+        go_on()
+
+
+def test_the_fast_path_has_one_method() -> None:
+    assert [name for name in vars(fast_path.FastPath) if not name.startswith("_")] == ["compute"]
 
 
 def test_a_batch_that_fails_fails_alone() -> None:

@@ -108,7 +108,20 @@ class Slices(nn.Module):
         return result
 
 
+class Empty(nn.Module):
+    """One of its parameters has no elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.none = nn.Linear(FEATURES, CLASSES), nn.Parameter(torch.ones(2, 0))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        result: Tensor = self.layer(inputs) + self.none.sum()
+        return result
+
+
 RECORDED = {
+    "an empty parameter": Empty,
     "pieces of the input": Slices,
     "plain": mlp(),
     "tanh": mlp(nn.Tanh),

@@ -1,63 +1,52 @@
-"""Batches of plain tensors, packed by the epoch: one copy in the epoch's order, then only slices.
+"""Packed epochs: batches of plain tensors, packed by one copy for each epoch.
 
-Reading and packing a batch of a small `TensorDataset` costs more than a small model takes to compute it.
-Here the samples are put into the epoch's order at once, so that a batch is a slice of each tensor's bytes,
-and its description is the same for all batches of one size. What is sent is the very same bytes.
+To read and pack a batch of a small `TensorDataset` takes longer than a small model needs to compute it. Here
+the samples are copied into the epoch's order at once, so that a batch is a slice of each tensor's bytes. The
+bytes are those that `Packer` gives. Knows nothing of who asks for batches, or when.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch.utils.data import TensorDataset
 
-from w5xde.learn.data.payload import Packed, Packer, padding_of
+from w5xde.learn.data.payload import Packed, pack_batch, padding_of
 from w5xde.learn.data.sources import MapSource, Source
-from w5xde.messages import Item
 
-# Data up to this is worth copying anew in each epoch; beyond it batches are read one by one.
+# Copying this much in each epoch takes a few hundredths of a second; larger data is read batch by batch.
 DATA_BYTES_MAX = 64 * 1024 * 1024
-
-
-class _Described(NamedTuple):
-    """All batches of so many samples."""
-
-    item: Item
-    body_bytes: int
-    # What follows each tensor.
-    paddings: list[memoryview]
+# Numpy has them all.
+_DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)
 
 
 class PackedEpochs:
-    """Packed batches of a source by (epoch, batch)."""
+    """Packed batches of a source by epoch and number."""
 
-    def __init__(self, source: MapSource, batch_size: int) -> None:
+    def __init__(self, source: MapSource) -> None:
         self._source = source
-        self._batch_size = batch_size
         self._tensors: list[torch.Tensor] = list(source.dataset.tensors)
-        # What one sample takes of each, and how a batch of so many samples is described.
         self._sample_bytes = [tensor[0].numel() * tensor.element_size() for tensor in self._tensors]
-        self._described: dict[int, _Described] = {}
+        # A packed batch for each size, whose tensors are replaced.
+        self._templates: dict[int, Packed] = {}
+        # The bytes of each tensor in the order of an epoch.
         self._epochs: dict[int, list[memoryview]] = {}
 
     @classmethod
-    def of(cls, source: Source, batch_size: int) -> PackedEpochs | None:
-        """For a source that is that plain, and small; None for any other."""
-        return cls(source, batch_size) if isinstance(source, MapSource) and _suits(source) else None
+    def of(cls, source: Source) -> PackedEpochs | None:
+        """The packed epochs of a source that is small and only holds tensors; None for any other."""
+        return cls(source) if isinstance(source, MapSource) and _is_plain(source.dataset) else None
 
     def batch(self, epoch: int, batch: int) -> Packed:
         ordered = self._epochs.get(epoch) or self._order(epoch)
-        start = batch * self._batch_size
-        samples = min(self._batch_size, self._source.samples - start)
-        described = self._described.get(samples) or self._describe(samples)
-        stop = start + samples
+        places = self._source.samples_of(batch)
+        template = self._templates.get(len(places)) or self._pack(len(places))
         pieces = []
-        for raw, size, padding in zip(ordered, self._sample_bytes, described.paddings, strict=True):
-            pieces.append(raw[start * size : stop * size])
+        for raw, size in zip(ordered, self._sample_bytes, strict=True):
+            pieces.append(raw[places.start * size : places.stop * size])
+            padding = padding_of(len(places) * size)
             if padding:
-                pieces.append(padding)
-        return Packed(samples, described.item, pieces, described.body_bytes)
+                pieces.append(memoryview(bytes(padding)))
+        return Packed(template.samples, template.item, pieces, template.body_bytes)
 
     def _order(self, epoch: int) -> list[memoryview]:
         order = self._source.order(epoch)
@@ -68,22 +57,18 @@ class PackedEpochs:
         ]
         return ordered
 
-    def _describe(self, samples: int) -> _Described:
-        packer = Packer()
-        item = packer.pack([tensor[:samples] for tensor in self._tensors])
-        paddings = [memoryview(bytes(padding_of(samples * size))) for size in self._sample_bytes]
-        described = self._described[samples] = _Described(item, packer.body_bytes, paddings)
-        return described
+    def _pack(self, samples: int) -> Packed:
+        packed = self._templates[samples] = pack_batch(samples, [each[:samples] for each in self._tensors])
+        return packed
 
 
-def _suits(source: MapSource) -> bool:
-    dataset = source.dataset
+def _is_plain(dataset: object) -> bool:
     if type(dataset) is not TensorDataset:  # a subclass may do more when it is read
         return False
     return sum(tensor.nbytes for tensor in dataset.tensors) <= DATA_BYTES_MAX and all(
         tensor.device.type == "cpu"
         and tensor.layout is torch.strided
-        and tensor.dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)
+        and tensor.dtype in _DTYPES
         and not tensor.requires_grad
         for tensor in dataset.tensors
     )

@@ -1,7 +1,8 @@
 """Batches as bytes: any nesting of dicts, lists and tuples with tensors, numbers and strings.
 
-Tensors of every dtype travel as they are; what cannot travel is refused by name. Nothing that arrives is
-ever executed: a description says where each tensor lies in the body, and that is checked.
+Tensors of every dtype are sent as they are; a value that cannot be sent is refused, with its name. Nothing
+that arrives is executed: a description says where each tensor lies in the body, and its limits are checked.
+Knows no sockets and no data sets.
 """
 
 from __future__ import annotations
@@ -18,22 +19,28 @@ from w5xde.errors import JobError, RemoteProtocolError
 from w5xde.learn.model.layout import DTYPES, dtype_name
 from w5xde.messages import Bytes, DictOf, Item, ListOf, TensorAt, TupleOf, Value
 
-# Enough for every dtype that torch loads in one piece.
+# The size of complex128, the largest dtype: torch reads a tensor only from an address that its size divides.
 ALIGNMENT_BYTES = 16
-# Deeper than anybody nests a batch, and far from what Python can follow.
+# Deeper than any real batch, and far below the depth of recursion that Python allows.
 DEPTH_MAX = 32
-# What torch can copy as it is; the others (sub-byte and quantized ones) it copies as bytes.
-_USUAL = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8}
+# Torch reads these from a buffer directly; tensors of other dtypes are read as bytes and then viewed.
+_DIRECT = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8}
 
 
 @dataclass(slots=True)
 class Packed:
-    """A batch, ready to be sent."""
+    """A batch that is ready to be sent."""
 
     samples: int
     item: Item
     pieces: list[memoryview]
     body_bytes: int
+
+
+def pack_batch(samples: int, value: Any) -> Packed:
+    packer = Packer()
+    item = packer.pack(value)
+    return Packed(samples, item, packer.pieces, packer.body_bytes)
 
 
 class Packer:
@@ -50,10 +57,9 @@ class Packer:
         if depth > DEPTH_MAX:
             raise _unsendable(where, f"lists or dicts nested more than {DEPTH_MAX} deep")
         kind = type(value)
-        if kind is list:
-            return ListOf([self.pack(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)])
-        if kind is tuple:
-            return TupleOf([self.pack(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)])
+        if kind in (list, tuple):
+            items = [self.pack(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
+            return ListOf(items) if kind is list else TupleOf(items)
         if isinstance(value, dict):
             keys = [_plain(key, where, is_key=True) for key in value]
             items = [self.pack(item, f"{where}[{key!r}]", depth + 1) for key, item in value.items()]
@@ -82,12 +88,12 @@ class Packer:
 
 
 def padding_of(count: int) -> int:
-    """Bytes after a tensor of this many, so that the next one is aligned."""
+    """The number of bytes between a tensor of `count` bytes and the next one, which must be aligned."""
     return -count % ALIGNMENT_BYTES
 
 
 def _plain(value: Any, where: str, *, is_key: bool = False) -> bool | int | float | str | None:
-    """A number or a string as Python's own kind: numpy's and users' kinds do not travel as such."""
+    """A number or a string as Python's own type, also if its type is a subclass."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -115,16 +121,16 @@ def _unsendable(where: str, what: str) -> JobError:
 
 
 def unpack(item: Item, body: bytearray | memoryview, offset: int = 0) -> Any:
-    """Build the value of the only batch in a body, whose tensors lie there: see `to_device`."""
+    """The value of the only batch in a body; its tensors share the body's memory (see `to_device`)."""
     return Unpacker(body).unpack(item, offset)
 
 
 class Unpacker:
-    """Builds the values that items describe from one body, and never more than the body has."""
+    """Builds the values that items describe from one body, with no more bytes in all than the body has."""
 
     def __init__(self, body: bytearray | memoryview) -> None:
         self._body = body
-        # Every tensor will be copied: a few bytes that describe one again and again would fill our memory.
+        # The trainer copies every tensor: an item that describes the same bytes many times would fill memory.
         self._left = len(body)
 
     def unpack(self, item: Item, offset: int = 0, depth: int = 0) -> Any:
@@ -156,8 +162,8 @@ class Unpacker:
         self._left -= length
         if not count:
             tensor = _empty(item, dtype)
-        # Where it arrived: whoever computes with it copies it to memory of torch's own.
-        elif dtype in _USUAL:
+        # In the memory where it arrived; `to_device` copies it.
+        elif dtype in _DIRECT:
             tensor = torch.frombuffer(self._body, dtype=dtype, offset=start, count=count)
         else:
             raw = torch.frombuffer(self._body, dtype=torch.uint8, offset=start, count=length)
@@ -172,7 +178,7 @@ class Unpacker:
 
 
 def _empty(item: TensorAt, dtype: torch.dtype) -> Tensor:
-    # Also without its zeros a shape must be one that fits into memory, or torch cannot make it.
+    # Torch computes the size of an empty tensor without its zeros, which must not overflow.
     if math.prod(size or 1 for size in item.shape) * dtype.itemsize >= 2**62:
         raise _beyond(item)
     return torch.empty(item.shape, dtype=dtype)

@@ -1,7 +1,7 @@
-"""Data: from batch numbers to batches, the same whoever reads them.
+"""Data sources: from batch numbers to batches, with the same samples in any process.
 
-A batch is read under its own seed, so that random augmentation gives the same samples in any process.
-Knows no sockets; threads and worker processes around it are the runtime's business.
+A batch is read under its own seed, so that random augmentation gives the same samples wherever it is read.
+Knows no sockets, threads or worker processes: the runtime decides where batches are read.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from w5xde.tree import batch_seed
 # Samples whose bytes make the fingerprint of a data set: enough to notice another order or another file.
 FINGERPRINT_SAMPLES = 8
 
+# The number of samples in a batch, and the batch; `(0, None)` ends an epoch of a stream.
+SizedBatch = tuple[int, Any]
+
 
 class MapSource:
     """Batches of a map-style data set: any batch, at any time, in any process."""
@@ -45,12 +48,18 @@ class MapSource:
         self._seed = seed
         self._shuffle = shuffle
         self._orders: dict[int, torch.Tensor] = {}
-        # Whether reading draws from global generators. The trial finds out; if not, they are left alone.
+        # Whether reading draws from global generators. If the first batch does not, they are not seeded.
         self.draws = True
 
-    def indices(self, epoch: int, batch: int) -> torch.Tensor:
+    def samples_of(self, batch: int) -> range:
+        """The places of a batch's samples in the order of its epoch."""
         start = batch * self._batch_size
-        return self.order(epoch)[start : start + self._batch_size]
+        return range(start, min(start + self._batch_size, self.samples))
+
+    def indices(self, epoch: int, batch: int) -> torch.Tensor:
+        """The data set's indices of a batch's samples."""
+        places = self.samples_of(batch)
+        return self.order(epoch)[places.start : places.stop]
 
     def read(self, epoch: int, batch: int) -> Any:
         return self.read_indices(self.indices(epoch, batch), batch_seed(self._seed, epoch, batch))
@@ -63,29 +72,33 @@ class MapSource:
         """The batch of these samples, read under this seed."""
         dataset = self.dataset
         if type(dataset) is TensorDataset:  # a subclass may do more in its __getitem__
-            # What default_collate would give, at a tenth of the cost; nothing random in it.
+            # The result of default_collate at a tenth of its cost; nothing in it is random.
             return [tensor[indices] for tensor in dataset.tensors]
         if self.draws:
             seed_everything(seed)
         chosen = indices.tolist()
-        return collate(_read(lambda: _fetch(dataset, chosen)))
+        return collate(_call(lambda: _fetch(dataset, chosen)))
 
     def order(self, epoch: int) -> torch.Tensor:
-        """The samples of an epoch, in the order in which they are read."""
-        order = self._orders.get(epoch)
-        if order is None:
-            if self._shuffle:
-                generator = torch.Generator().manual_seed(batch_seed(self._seed, epoch, -1))
-                order = torch.randperm(self.samples, generator=generator)
-            else:
-                order = torch.arange(self.samples)
+        """The indices of all samples, in the order in which an epoch reads them."""
+        if epoch not in self._orders:
+            generator = torch.Generator().manual_seed(batch_seed(self._seed, epoch, -1))
             # Late batches of the epoch before may still be lent again.
-            self._orders = {e: o for e, o in self._orders.items() if e >= epoch - 1}
-            self._orders[epoch] = order
-        return order
+            self._orders = {known: order for known, order in self._orders.items() if known >= epoch - 1}
+            self._orders[epoch] = (
+                torch.randperm(self.samples, generator=generator)
+                if self._shuffle
+                else torch.arange(self.samples)
+            )
+        return self._orders[epoch]
+
+    def readers(self, epoch: int) -> Iterator[Callable[[], SizedBatch]]:
+        """A function for each batch of an epoch, in order, that reads it."""
+        for batch in range(-(-self.samples // self._batch_size)):
+            yield lambda b=batch: (len(self.samples_of(b)), self.read(epoch, b))  # type: ignore[misc]
 
     def fingerprint(self) -> str:
-        """Tells two copies of the data apart, without reading all of it."""
+        """Differs between two data sets, most likely, without reading all of them."""
         last = self.samples - 1
         places = sorted({last * i // max(1, FINGERPRINT_SAMPLES - 1) for i in range(FINGERPRINT_SAMPLES)})
         packer = Packer()
@@ -114,27 +127,38 @@ class StreamSource:
         _, batch = next(StreamSource(self._dataset, batch_size=few, seed=self._seed).epoch(0))
         return batch
 
-    def epoch(self, epoch: int) -> Iterator[tuple[int, Any]]:
-        """`(samples, batch)` for each batch of an epoch."""
-        items = _read(lambda: iter(self._dataset))
-        batch = 0
-        while True:
+    def epoch(self, epoch: int) -> Iterator[SizedBatch]:
+        """Every batch of an epoch, with its number of samples."""
+        items = _call(lambda: iter(self._dataset))
+        for batch in itertools.count():
             if self.draws:
                 seed_everything(batch_seed(self._seed, epoch, batch))
-            rows = _read(lambda: list(itertools.islice(items, self._batch_size)))
+            rows = _call(lambda: list(itertools.islice(items, self._batch_size)))
             if not rows:
                 return
             yield len(rows), collate(rows)
-            batch += 1
+
+    def readers(self, epoch: int) -> Iterator[Callable[[], SizedBatch]]:
+        """A function for each batch of an epoch, in order; the batch is read already."""
+        batch = None
+        for batch in self.epoch(epoch):
+            yield lambda given=batch: given  # type: ignore[misc]
+        if batch is None:
+            raise JobError(
+                f"the data set gave no sample in epoch {epoch + 1}",
+                code="W5-204",
+                fix="__iter__ must start anew each time it is called",
+            )
 
 
 Source = MapSource | StreamSource
+# A batch: its epoch, and its number there.
 Key = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where reading begins: at a batch of an epoch, and of what lies before it these batches only."""
+    """Where reading begins: at a batch of an epoch; of the batches before it only `also` are read."""
 
     epoch: int = 0
     batch: int = 0
@@ -149,7 +173,7 @@ class Start:
 
 
 def open_source(dataset: Any, *, batch_size: int, seed: int, shuffle: bool) -> Source:
-    """The source for whatever `data()` returned; refuses what is not a data set."""
+    """The source for the result of `data()`; refuses anything that is not a data set."""
     if isinstance(dataset, DataLoader):
         raise JobError(
             "data() returned a DataLoader",
@@ -196,16 +220,16 @@ def _fetch(dataset: Any, chosen: list[int]) -> list[Any]:
     return list(many(chosen)) if many is not None else [dataset[i] for i in chosen]
 
 
-def _read(call: Callable[[], Any]) -> Any:
-    """Whatever the user's data set raises is told as its own failure."""
+def _call(read: Callable[[], Any]) -> Any:
+    """The result of the user's code; an exception in it is reported as a failure of the data set."""
     try:
-        return call()
+        return read()
     except Exception as error:
         raise JobError(f"the data set failed: {describe(error)}", code="W5-203") from error
 
 
 def collate(rows: list[Any]) -> Any:
-    """Samples as one batch; what goes wrong is told in the words of the data set."""
+    """Samples as one batch; errors name the sample of the data set that is wrong."""
     try:
         return default_collate(rows)
     except TypeError as error:
@@ -213,76 +237,63 @@ def collate(rows: list[Any]) -> Any:
         raise JobError(f"samples cannot be put together: {describe(error)}", code="W5-203") from error
     except (RuntimeError, ValueError, KeyError, IndexError) as error:
         raise JobError(
-            f"the samples of a batch do not fit together: {_ragged(rows) or describe(error)}",
+            f"the samples of a batch do not fit together: {_find_ragged(rows) or describe(error)}",
             code="W5-204",
             fix="give all samples the same shape in __getitem__ (pad or crop), or use --batch-size 1",
         ) from error
 
 
-def _ragged(rows: list[Any]) -> str:
-    """The first two samples whose tensors differ in shape, named."""
-
-    def shapes(value: Any, where: str) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, torch.Tensor) or hasattr(value, "shape"):
-            yield where, tuple(value.shape)
-        elif isinstance(value, dict):
-            for key, item in value.items():
-                yield from shapes(item, f"{where}[{key!r}]")
-        elif isinstance(value, (list, tuple)):
-            yield where, len(value)
-            for i, item in enumerate(value):
-                yield from shapes(item, f"{where}[{i}]")
-
-    first = dict(shapes(rows[0], "sample"))
+def _find_ragged(rows: list[Any]) -> str:
+    """The first member of a sample whose shape differs from that in the first sample."""
+    first = dict(_shapes(rows[0], "sample"))
     for row in rows[1:]:
-        for where, shape in shapes(row, "sample"):
+        for where, shape in _shapes(row, "sample"):
             if first.get(where) != shape:
                 return f"{where} has shape {first.get(where)} in one and {shape} in another"
     return ""
 
 
+def _shapes(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """The members of a sample and their shapes or lengths."""
+    if hasattr(value, "shape"):
+        yield where, tuple(value.shape)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _shapes(item, f"{where}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        yield where, len(value)
+        for i, item in enumerate(value):
+            yield from _shapes(item, f"{where}[{i}]")
+
+
 class WorkerBatches(IterableDataset[Any]):
-    """All batches of a run in order, for worker processes: `(samples, batch)`, `(0, None)` ends an epoch.
+    """All batches of a run in order, for worker processes.
 
     Worker w of n reads every n-th batch; torch's loader takes from them in turn, which restores the order.
     """
 
-    def __init__(self, source: Source, batch_size: int, epochs: int | None, start: Start) -> None:
+    def __init__(self, source: Source, epochs: int | None, start: Start) -> None:
         self._source = source
-        self._batch_size = batch_size
         self._epochs = epochs
         self._start = start
 
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
+    def __iter__(self) -> Iterator[SizedBatch]:
         info = get_worker_info()
         number, count = (info.id, info.num_workers) if info is not None else (0, 1)
-        for at, given in enumerate(all_batches(self._source, self._batch_size, self._epochs, self._start)):
-            if at % count == number:
-                yield given()
+        for read in itertools.islice(
+            all_batches(self._source, self._epochs, self._start), number, None, count
+        ):
+            yield read()
 
 
-def all_batches(
-    source: Source, batch_size: int, epochs: int | None, start: Start
-) -> Iterator[Callable[[], tuple[int, Any]]]:
-    """Every batch of every epoch from `start` on, in order, each to be read when it is called for."""
+def all_batches(source: Source, epochs: int | None, start: Start) -> Iterator[Callable[[], SizedBatch]]:
+    """A function for every batch of every epoch from `start` on, in order, that reads it.
+
+    A stream cannot begin in its middle: its batches before `start` are read and dropped.
+    """
     for epoch in itertools.count(start.first_epoch) if epochs is None else range(start.first_epoch, epochs):
-        if isinstance(source, MapSource):
-            batches = -(-source.samples // batch_size)
-            for batch in range(batches):
-                samples = min(batch_size, source.samples - batch * batch_size)
-                if start.wants((epoch, batch)):
-                    yield lambda e=epoch, b=batch, n=samples: (n, source.read(e, b))  # type: ignore[misc]
-            continue
-        batch = -1
-        for batch, given in enumerate(source.epoch(epoch)):
-            # A stream cannot begin in its middle: what is not wanted is read and dropped.
+        for batch, read in enumerate(source.readers(epoch)):
             if start.wants((epoch, batch)):
-                yield lambda given=given: given  # type: ignore[misc]
-        if batch < 0:
-            raise JobError(
-                f"the data set gave no sample in epoch {epoch + 1}",
-                code="W5-204",
-                fix="__iter__ must start anew each time it is called",
-            )
-        if epoch >= start.epoch:
+                yield read
+        if source.is_stream and epoch >= start.epoch:
             yield lambda: (0, None)

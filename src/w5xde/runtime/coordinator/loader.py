@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from w5xde.config import Settings
 from w5xde.learn.data.packed_epochs import PackedEpochs
-from w5xde.learn.data.payload import Packed, Packer
+from w5xde.learn.data.payload import Packed, pack_batch
 from w5xde.learn.data.sources import Key, MapSource, Source, Start, WorkerBatches, all_batches
 from w5xde.runtime.system.actor import Actor
 
@@ -34,12 +34,6 @@ def _ignore_interrupts(worker: int) -> None:
 
 def _end_of_epoch() -> tuple[int, Any]:
     return 0, None
-
-
-def _pack(samples: int, batch: Any) -> Packed:
-    packer = Packer()
-    item = packer.pack(batch)
-    return Packed(samples, item, packer.pieces, packer.body_bytes)
 
 
 class Loader:
@@ -76,18 +70,18 @@ class Loader:
 
             def indices(epoch: int, batch: int) -> Packed:
                 chosen = source.indices(epoch, batch)
-                return _pack(len(chosen), chosen)
+                return pack_batch(len(chosen), chosen)
 
             return indices
-        packed = None if self._workers else PackedEpochs.of(source, self._batch_size)
+        packed = None if self._workers else PackedEpochs.of(source)
         return packed.batch if packed is not None else None
 
     def _read_all(self, start: Start) -> Iterator[Callable[[], tuple[int, Any]]]:
         if not self._workers:
-            return all_batches(self._source, self._batch_size, self._epochs, start)
+            return all_batches(self._source, self._epochs, start)
         # Fork the workers now, before there are threads, which a fork would lose.
         loader = DataLoader(
-            WorkerBatches(self._source, self._batch_size, self._epochs, start),
+            WorkerBatches(self._source, self._epochs, start),
             batch_size=None,
             num_workers=self._workers,
             prefetch_factor=4,
@@ -175,7 +169,7 @@ class Loader:
 
     def _read(self) -> Packed | None:
         samples, batch = next(self._batches, _end_of_epoch)()
-        return _pack(samples, batch) if samples else None
+        return pack_batch(samples, batch) if samples else None
 
     def _stream_arrived(self, packed: Packed | None) -> None:
         if self._is_over:

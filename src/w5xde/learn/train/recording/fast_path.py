@@ -149,7 +149,7 @@ class FastPath:
                 return {}
             if not found[batch.id].is_same(plain):
                 shape.discard(replay)
-                shape.has_changed = replay.is_trusted(place)
+                shape.has_changed |= replay.is_trusted(place)
                 return {batch.id: plain}
             self._vectors.recycle(plain.vector)
         return found
