@@ -13,7 +13,8 @@ import pytest
 import w5xde
 from tests.processes import run_python
 from w5xde.bench.command import build_parser as build_bench_parser
-from w5xde.cli.main import build_parser, main
+from w5xde.cli.main import main
+from w5xde.cli.parser import build_parser
 from w5xde.errors import JoinError, UsageError, W5xdeError
 from w5xde.explanations import EXPLANATIONS, code_of, document
 

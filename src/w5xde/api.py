@@ -1,7 +1,8 @@
-"""The same from Python: `train`, `serve` and `join`.
+"""The Python interface: `train`, `serve` and `join`, which the command line calls too.
 
-Each takes a `Job` (or the name of one), the settings of its command as keyword arguments, and callbacks;
-it returns when the run is over. Environment and `w5xde.toml` count here as on the command line.
+Each function takes a `Job` (or where to find one), the settings of its command as keyword arguments, and
+callbacks; it returns when the run is over. Settings also come from the environment and `w5xde.toml`. This
+module starts and interrupts runs; it knows nothing of how they train.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,24 +34,26 @@ if TYPE_CHECKING:
 
     from w5xde.learn.step.learner import Learner
     from w5xde.runtime.coordinator.body import Coordinator
-    from w5xde.runtime.durable.journal import Keeper
+    from w5xde.runtime.durable.journal import Journal
     from w5xde.runtime.durable.resume import Restored
-    from w5xde.runtime.durable.run_folder import Recorder
+    from w5xde.runtime.durable.run_folder import RunFolder
     from w5xde.runtime.node.body import Node
     from w5xde.runtime.node.fork_server import ForkServer
     from w5xde.runtime.telemetry.status import NodeReport
 
 
-# Said at both ends of a run that was started with --insecure.
+# Shown to the user of the coordinator and of each node if the run was started with --insecure.
 CLEAR_TEXT = (
     "INSECURE: this run is in clear text. Whoever is on the way can read and change the model, the data and "
     "the tickets; leave out --insecure to encrypt it"
 )
+# How late an interrupt of a notebook's run may be noticed: nobody feels that, and waking up costs nothing.
+WAKE_SECONDS = 0.1
 
 
 @dataclass(slots=True)
 class Result:
-    """What a run gave: the trained model, and everything that --json prints."""
+    """The result of a run: the trained model, and everything that --json prints."""
 
     model: Module
     summary: dict[str, Any]
@@ -63,29 +66,28 @@ class Result:
 
 
 class Watcher:
-    """What a view is told of; the default watches nothing."""
+    """The methods that a view of a run or of a node implements; these do nothing."""
 
     def started(self, coordinator: Coordinator, settings: Settings, job_name: str) -> None:
         """The coordinator listens."""
 
     def ended(self) -> None:
-        """It has stopped."""
+        """The coordinator, or the node, has stopped."""
 
     def node_started(self, node: Node) -> None:
-        """A node of ours begins to look for its coordinator."""
+        """The node begins to look for its coordinator."""
 
     def node_note(self, kind: str, text: str) -> None:
-        """A node of ours has something to say."""
+        """The node has something to tell its user."""
 
 
 @dataclass(slots=True)
-class _Named:
-    """A job and what it is called in names and join lines."""
+class _NamedJob:
+    """A job, and its names: as the user wrote it, in the run's name, and from any folder."""
 
     job: Job
     reference: str
     stem: str = field(init=False)
-    # Where it is found from any folder.
     place: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -95,10 +97,8 @@ class _Named:
         self.place = f"{Path(place).absolute()}{name}" if place.endswith(".py") else self.reference
 
 
-def _find(job: Job | str, name: str = "JOB") -> _Named:
-    if isinstance(job, Job):
-        return _Named(job, name)
-    return _Named(load_job(job), job)
+def _load(job: Job | str, name: str = "JOB") -> _NamedJob:
+    return _NamedJob(job, name) if isinstance(job, Job) else _NamedJob(load_job(job), job)
 
 
 def _resolve(command: str, arguments: dict[str, Any]) -> Settings:
@@ -108,7 +108,7 @@ def _resolve(command: str, arguments: dict[str, Any]) -> Settings:
 def train(
     job: Job | str, nodes: int | None = None, *, callbacks: Iterable[Callback] = (), **settings: Any
 ) -> Result:
-    """Train on this machine with `nodes` processes (2 if nobody says otherwise); others may join too."""
+    """Train on this machine with `nodes` processes (default: 2); other machines may join."""
     return run_coordinator(job, _resolve("train", {"nodes": nodes, **settings}), callbacks)
 
 
@@ -120,7 +120,7 @@ def serve(job: Job | str, *, callbacks: Iterable[Callback] = (), **settings: Any
 def join(
     ticket: str | Ticket | None, job: Job | str, *, callbacks: Iterable[Callback] = (), **settings: Any
 ) -> NodeReport:
-    """Work for the coordinator of this ticket until its run is over. None: the ticket in W5XDE_TICKET."""
+    """Work for the coordinator of this ticket (None: the one in W5XDE_TICKET) until its run is over."""
     found = ticket if isinstance(ticket, Ticket) else find_ticket(ticket)
     return run_node(found, job, _resolve("join", settings), callbacks)
 
@@ -135,8 +135,8 @@ def run_coordinator(
     watcher: Watcher | None = None,
     name: str = "JOB",
 ) -> Result:
-    """A whole run, with settings that are already checked. `name` is what a job without a file is called."""
-    named = _find(job, name)
+    """Run a coordinator with checked settings until the run is over; `name` is shown for a `Job` object."""
+    named = _load(job, name)
     from w5xde.learn.model.device import choose_device, threads
     from w5xde.runtime.node.fork_server import ForkServer
     from w5xde.runtime.system.capacity import require_descriptors, require_memory
@@ -145,20 +145,19 @@ def run_coordinator(
     require_descriptors(settings.nodes)
     require_memory(settings.nodes)
     with threads(settings.threads):
-        # Forked first: a later fork would copy open sockets.
+        # Forked first: a fork after torch has started threads, or sockets are open, would copy them.
         fork_server = ForkServer(named.job, settings) if settings.nodes else None
-        is_over = False
+        result = None
         try:
             result = _run_prepared(named, settings, callbacks, watcher or Watcher(), fork_server)
-            is_over = True
             return result
         finally:
             if fork_server is not None:
-                fork_server.close(now=not is_over)
+                fork_server.close(now=result is None)
 
 
 def _run_prepared(
-    named: _Named,
+    named: _NamedJob,
     settings: Settings,
     callbacks: Iterable[Callback],
     watcher: Watcher,
@@ -172,16 +171,16 @@ def _run_prepared(
     recorder = _open_folder(named, settings)
     try:
         _require_same_data(recorder, prepared.source.samples)
-        keeper, restored = _open_books(prepared.learner, recorder, settings)
+        keeper, restored = _open_journal(prepared.learner, recorder, settings)
         coordinator = Coordinator(prepared, settings, recorder, keeper, restored, callbacks)
     except OSError as error:
         recorder.discard()
-        raise _folder_trouble(recorder.folder, error) from error
+        raise _folder_error(recorder.folder, error) from error
     except BaseException:
         recorder.discard()
         raise
     layout = prepared.learner.flat.blueprint.layout
-    recorder.learn(
+    recorder.facts.update(
         {
             "job": named.reference,
             "job_place": named.place,
@@ -199,26 +198,21 @@ def _run_prepared(
         _run(coordinator.run(opened), coordinator.stop)
     finally:
         watcher.ended()
-        if coordinator.address:
-            try:
-                summary = coordinator.conclude()
-            finally:
-                recorder.close()
-        else:
+        if not coordinator.address:
             recorder.discard()
-    return Result(prepared.learner.flat.module, summary, recorder.folder, coordinator.reason)
+    return Result(prepared.learner.flat.module, coordinator.summary, recorder.folder, coordinator.reason)
 
 
-def _open_folder(named: _Named, settings: Settings) -> Recorder:
-    from w5xde.runtime.durable.run_folder import Recorder
+def _open_folder(named: _NamedJob, settings: Settings) -> RunFolder:
+    from w5xde.runtime.durable.run_folder import RunFolder
 
     try:
-        return Recorder(settings, named.stem)
+        return RunFolder(settings, named.stem)
     except OSError as error:
-        raise _folder_trouble(Path(settings.runs), error) from error
+        raise _folder_error(Path(settings.runs), error) from error
 
 
-def _folder_trouble(folder: Path, error: OSError) -> StorageError:
+def _folder_error(folder: Path, error: OSError) -> StorageError:
     return StorageError(
         f"the run folder {folder} cannot be used: {error.strerror or error}",
         code="W5-404",
@@ -226,8 +220,8 @@ def _folder_trouble(folder: Path, error: OSError) -> StorageError:
     )
 
 
-def _require_same_data(recorder: Recorder, samples: int | None) -> None:
-    """Another number of samples is another order of samples: some would count twice, some never."""
+def _require_same_data(recorder: RunFolder, samples: int | None) -> None:
+    """Refuse another number of samples: in the other order some samples would count twice, some never."""
     before = recorder.facts.get("samples", samples)
     if before != samples:
         raise StorageError(
@@ -237,38 +231,41 @@ def _require_same_data(recorder: Recorder, samples: int | None) -> None:
         )
 
 
-def _open_books(learner: Learner, recorder: Recorder, settings: Settings) -> tuple[Keeper, Restored | None]:
-    """What keeps the run's memory; if it is resumed, the learner is brought to where it goes on."""
+def _open_journal(
+    learner: Learner, recorder: RunFolder, settings: Settings
+) -> tuple[Journal, Restored | None]:
+    """Open the run's journal; if the run is resumed, restore the learner from its newest checkpoint."""
     from w5xde.learn.step.checkpoint import capture, refuse_unkeepable
     from w5xde.learn.step.checkpoint import restore as restore_learner
-    from w5xde.runtime.durable.journal import Keeper
+    from w5xde.runtime.durable.journal import Journal
+    from w5xde.runtime.durable.ledger import Ledger
     from w5xde.runtime.durable.resume import restore
 
     if settings.checkpoint_every != "off":
         refuse_unkeepable(learner)
-    keeper = Keeper(
-        recorder.disk,
+    keeper = Journal(
+        Ledger(recorder.disk, time.time),
         lambda: capture(learner),
-        time.time,
         keep=settings.keep_checkpoints,
         logs_steps=settings.durability == "step",
     )
     if not recorder.is_resumed:
         return keeper, None
     restored = restore(
-        recorder.disk,
-        keeper.store,
+        keeper,
         lambda files: restore_learner(learner, files),
         lambda step, record, body: learner.replay(
             step.plan.count, body, frozenset(record["absent"]), record["loss_sum"]
         ),
         recorder.name,
+        recorder.written,
     )
     _require_epochs(restored, settings, recorder.name)
     return keeper, restored
 
 
 def _require_epochs(restored: Restored, settings: Settings, run: str) -> None:
+    """Refuse an epoch limit that the resumed run has passed already."""
     limit, cut = settings.epoch_limit, restored.cut
     if limit is None or cut is None:
         return
@@ -281,59 +278,69 @@ def _require_epochs(restored: Restored, settings: Settings, run: str) -> None:
         )
 
 
+class _Interruptible:
+    """Runs `work` on an event loop: the first interrupt calls `stop`, the second cancels `work`."""
+
+    def __init__(self, work: Coroutine[Any, Any, None], stop: Callable[[str], None]) -> None:
+        self._work = work
+        self._stop = stop
+        self._is_stopping = False
+
+    async def run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.ensure_future(self._work)
+        if threading.current_thread() is threading.main_thread():
+            # Where a loop cannot have handlers (Windows), Ctrl-C stops at once.
+            with contextlib.suppress(NotImplementedError):
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    self._loop.add_signal_handler(number, self._interrupt)
+        try:
+            await self._task
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+    def _interrupt(self) -> None:
+        if self._is_stopping:
+            self._task.cancel()
+            return
+        self._is_stopping = True
+        print("finishing what is begun; once more stops now", file=sys.stderr, flush=True)
+        self._stop("interrupted")
+
+    def interrupt_from_outside(self, number: int, frame: object) -> None:
+        """A signal handler for another thread than the loop's."""
+        # There is no loop yet, or no more.
+        with contextlib.suppress(AttributeError, RuntimeError):
+            self._loop.call_soon_threadsafe(self._interrupt)
+
+
 def _run(work: Coroutine[Any, Any, None], stop: Callable[[str], None]) -> None:
-    """Run to the end; in a notebook, whose own loop runs already, on a thread beside it."""
+    """Run `work` to its end; in a notebook, whose own event loop runs already, on a thread."""
+    running = _Interruptible(work, stop)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        asyncio.run(_with_signals(work, stop))
+        asyncio.run(running.run())
         return
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    async def beside() -> None:
-        loops.append(asyncio.get_running_loop())
-        await work
-
+    is_main = threading.current_thread() is threading.main_thread()
     with ThreadPoolExecutor(max_workers=1) as threads:
-        running = threads.submit(asyncio.run, beside())
+        before = signal.signal(signal.SIGINT, running.interrupt_from_outside) if is_main else None
         try:
-            running.result()
-        except KeyboardInterrupt:
-            loops[0].call_soon_threadsafe(stop, "interrupted")
-            running.result()
-
-
-async def _with_signals(work: Coroutine[Any, Any, None], stop: Callable[[str], None]) -> None:
-    """The first Ctrl-C (or SIGTERM) stops politely, the second at once."""
-    running = asyncio.ensure_future(work)
-    if threading.current_thread() is threading.main_thread():
-        loop = asyncio.get_running_loop()
-        asked = False
-
-        def interrupted() -> None:
-            nonlocal asked
-            if asked:
-                running.cancel()
-            else:
-                asked = True
-                print("finishing what is begun; once more stops now", file=sys.stderr, flush=True)
-                stop("interrupted")
-
-        # Where a loop cannot have handlers (Windows), Ctrl-C stops at once.
-        with contextlib.suppress(NotImplementedError):
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, interrupted)
-    try:
-        await running
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+            done = threads.submit(asyncio.run, running.run())
+            # In short turns: a signal that another thread received is handled when this thread wakes up.
+            while not done.done():
+                wait([done], timeout=WAKE_SECONDS)
+            done.result()
+        finally:
+            if is_main:
+                signal.signal(signal.SIGINT, before or signal.SIG_DFL)
 
 
 # --- nodes ----------------------------------------------------------------------------------------
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """`host:port`, also with an IPv6 host in brackets."""
+    """Split `host:port`; an IPv6 host may be in brackets."""
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -346,7 +353,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def find_ticket(said: str | None) -> Ticket:
-    """The ticket that a person means by what was said instead of it, if anything was."""
+    """The ticket that the user gave, or the one in the environment; an address is refused with advice."""
     try:
         return read_ticket(said, os.environ, sys.stdin)
     except JoinError as damaged:
@@ -371,14 +378,14 @@ def run_node(
     *,
     keeps: bool = True,
 ) -> NodeReport:
-    """One node, with settings that are already checked; it `keeps` what lets it come back by itself."""
-    named = _find(job)
-    from w5xde.runtime.admission.node_pass import Pass
+    """Run a node with checked settings until its run is over; it `keeps` its credential, to rejoin by it."""
+    named = _load(job)
+    from w5xde.runtime.admission.node_pass import NodePass
     from w5xde.runtime.net.sockets import is_here
     from w5xde.runtime.node.body import Node
 
     watch = watcher or Watcher()
-    entrance = Pass(ticket, keeps=keeps)
+    entrance = NodePass(ticket, keeps=keeps)
     node = Node(named.job, entrance, settings, watch.node_note, callbacks)
     if ticket.is_clear and not all(is_here(host) for host, _ in ticket.addresses):
         watch.node_note("insecure", CLEAR_TEXT)

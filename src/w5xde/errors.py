@@ -16,6 +16,10 @@ A node that dies is not an exception but an event, and a lease that is overdue i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 from w5xde.explanations import EXPLANATIONS
 from w5xde.sanitize import harmless
 
@@ -91,9 +95,11 @@ class TrainingError(W5xdeError):
     """Training cannot go on, whoever helps."""
 
     exit_code = 30
+    # What the run came to, as in `Result.summary`; nothing if it did not come to an end.
+    summary: Mapping[str, Any] = MappingProxyType({})
 
     @classmethod
-    def because(cls, reason: str) -> TrainingError:
+    def because(cls, reason: str, summary: Mapping[str, Any]) -> TrainingError:
         """The error for a reason that came up while training, with advice where there is any."""
         diverged = any(word in reason for word in ("finite", " nan", " inf"))
         fix = "lower the learning rate, or clip the gradient with --clip-norm 1" if diverged else ""
@@ -101,4 +107,6 @@ class TrainingError(W5xdeError):
             fix = (
                 "mend the data or the loss and go on with --resume, or leave them out with --skip-bad-batches"
             )
-        return cls(reason, code="W5-311", fix=fix)
+        error = cls(reason, code="W5-311", fix=fix)
+        error.summary = summary
+        return error

@@ -63,7 +63,7 @@ def wrong_with(parts: NodeParts, prepared: Prepared) -> str:
     body = parts.proof.body if parts.proof is not None else b""
     if len(body) != prepared.canary.answer_bytes:
         raise AssertionError(f"{len(body)} bytes, and not {prepared.canary.answer_bytes}")
-    return prepared.canary.wrong_with(bytearray(body))
+    return prepared.canary.find_mismatch(bytearray(body))
 
 
 class Node:

@@ -17,7 +17,7 @@ import pytest
 from w5xde.cli.view import View, duration_text
 from w5xde.config import Settings
 from w5xde.errors import StorageError
-from w5xde.runtime.durable.run_folder import Recorder
+from w5xde.runtime.durable.run_folder import RunFolder
 from w5xde.sanitize import to_json
 from w5xde.ticket import Secret, Ticket, join_line
 
@@ -35,7 +35,7 @@ def no_file_may_grow() -> Iterator[None]:
 
 def test_a_file_of_metrics_that_cannot_grow_is_told_once_and_training_goes_on(tmp_path: Path) -> None:
     told: list[str] = []
-    recorder = Recorder(Settings(runs=str(tmp_path)), "job")
+    recorder = RunFolder(Settings(runs=str(tmp_path)), "job")
     recorder.watch(told.append)
     with no_file_may_grow():
         recorder.metrics({"step": 1})
@@ -47,7 +47,7 @@ def test_a_file_of_metrics_that_cannot_grow_is_told_once_and_training_goes_on(tm
 def test_a_model_that_cannot_be_saved_is_told_with_its_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder = Recorder(Settings(runs=str(tmp_path)), "job")
+    recorder = RunFolder(Settings(runs=str(tmp_path)), "job")
 
     def write(name: str, pieces: object) -> None:
         raise OSError(28, "No space left on device")

@@ -91,7 +91,7 @@ def wrap_decoders(watch: Watch) -> None:
         (Unpacker, "unpack"),
         (Pipeline, "decode"),
         (CodecReceiver, "decode"),
-        (store.Store, "read"),
+        (store.CheckpointStore, "read"),
         (store, "parse"),
         (ledger, "parse"),
         (steplog, "parse"),

@@ -39,7 +39,8 @@ from w5xde.runtime.coordinator.pipeline import Pipeline
 from w5xde.runtime.coordinator.ports import ModelPorts, Ports
 from w5xde.runtime.coordinator.setup import first_records
 from w5xde.runtime.coordinator.steps import Applied
-from w5xde.runtime.durable.journal import Keeper
+from w5xde.runtime.durable.journal import Journal
+from w5xde.runtime.durable.ledger import Ledger
 from w5xde.runtime.durable.resume import Restored, restore
 from w5xde.runtime.telemetry.meters import Meters
 
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
     from tests.sim.world import World
 
+# Segments of a few records each, so that most runs close and compress some.
+SEGMENT_BYTES = 4000
 # A batch is read, and the learner has time for its parameters, within this many ticks.
 UNSENT_TICKS_MAX = 50
 # At most this many large updates may arrive at a time.
@@ -84,16 +87,15 @@ class SimulatedCoordinator:
         self.rng = random.Random(f"{scenario.seed} coordinator {world.lives}")
         self.gate = Gate(world)
         self.counter = Counter(scenario)
-        self.journal = Keeper(
-            world.disk,
+        self.journal = Journal(
+            Ledger(world.disk, lambda: world.now, SEGMENT_BYTES),
             self.counter.capture,
-            lambda: world.now,
             keep=3,
             logs_steps=scenario.durability == "step",
         )
         self.restored: Restored | None = None
         if is_resumed:
-            self.restored = restore(world.disk, self.journal.store, self.counter.load, self._replay, "run")
+            self.restored = restore(self.journal, self.counter.load, self._replay, "run")
         self.core = self._make_core()
         self.books = Books(
             self.core, scenario, self.counter, past.books if past is not None else None, world.now
@@ -120,7 +122,7 @@ class SimulatedCoordinator:
             peers=self,
             batches=FakeBatches(self),
             model=cast(ModelPorts, model),
-            recheck=FakeRecheck(self),
+            verifier=FakeRecheck(self),
         )
         budget_bytes = BUDGET_UPDATES * scenario.vector_bytes
         self._pipeline = WatchedPipeline(self.core, self.journal, ports, Meters(), self, budget_bytes)
@@ -155,6 +157,8 @@ class SimulatedCoordinator:
             save_steps=scenario.save_steps,
             logs_steps=self.journal.steps is not None,
             max_update_norm=scenario.max_update_norm,
+            # Honest norms are about 1.
+            own_norm=1.0,
             verify=scenario.verify,
             is_large=scenario.is_large,
             stretches=scenario.stretches,

@@ -141,6 +141,8 @@ class CountingLearner:
     def version(self) -> int:
         return self._counter.version
 
+    is_whole = True
+
     @property
     def can_roll_back(self) -> bool:
         return not self._world.scenario.is_large
@@ -148,7 +150,7 @@ class CountingLearner:
     def apply(self, totals: list[Total]) -> list[float]:
         step = self._coordinator.decided[self.version]
         if self.can_roll_back and self._world.spoils(step.plan.index):
-            raise StepNotFinite(f"step {step.plan.index} is spoiled", is_rolled_back=True)
+            raise StepNotFinite(f"step {step.plan.index} is spoiled")
         total = self._sum(totals)
         self._coordinator.books.summed(step, total)
         self._world.point("apply")
@@ -264,21 +266,27 @@ class FakeParameters:
         require(whole == (peer.version < 0), f"{peer.name} is sent whole={whole} after {peer.version}")
         return Snapshot(self._counter.version, NONE, [], 0, 0)
 
+    def whole_copy(self) -> memoryview:
+        return memoryview(b"")
+
 
 class FakeRecheck:
     """Knows a lie when it sees one, after a while."""
 
     def __init__(self, coordinator: SimulatedCoordinator) -> None:
         self._coordinator = coordinator
+        self._kept: set[int] = set()
         self._sent: set[int] = set()
 
-    def sent(self, peer: Peer, lease: Lease, batches: list[Packed]) -> None:
+    def keep(self, version: int, params: memoryview) -> None:
+        self._kept.add(version)
+
+    def sent(self, version: int, lease: Lease, batches: list[Packed]) -> None:
+        require(version in self._kept, f"version {version} of {lease} was not kept")
         self._sent.add(lease.id)
 
-    def verify(self, lease: Lease, given: list[Contribution] | None) -> None:
+    def verify(self, lease: Lease, given: list[Contribution]) -> None:
         require(lease.id in self._sent, f"{lease} is verified, and was not kept for that")
-        if given is None:
-            raise AssertionError(f"{lease} is verified without its update")
         is_lie = any(cast(SumVector, each.vector).total == LIE for each in given)
         seconds = self._coordinator.rng.uniform(0, self._coordinator.world.scenario.verifying_seconds)
         event = ev.Verified(lease.node, lease.id, "it is a lie" if is_lie else "")

@@ -225,7 +225,7 @@ class Machine:
                     self._after(effect.after_seconds + self._world.delay(), self._open)
                 case nd.Greet():
                     self._say("greeted", self.name)
-                case nd.Check():
+                case nd.CheckModel():
                     self._after(self._world.scenario.checking_seconds, self._tell, nd.Checked())
                 case nd.SayReady():
                     require(
@@ -239,14 +239,14 @@ class Machine:
                     require(not self._is_computing, f"{self.name} is given {effect} while it computes")
                     self._is_computing = True
                     self._handle(effect.item)
-                case nd.Hang():
+                case nd.HangUp():
                     self.cut()
                 case nd.Exit():
                     self._leave()
 
     def _tick(self) -> None:
         self._after(nd.TICK_SECONDS, self._tick)
-        self._tell(nd.Ticked())
+        self._tell(nd.TimePassed())
 
     def _say(self, what: str, *said: Any) -> None:
         if self._line is not None:
@@ -257,7 +257,7 @@ class Machine:
     def _open(self) -> None:
         coordinator = self._world.coordinator
         if coordinator is None or self._world.now < self.cut_off_until:
-            self._tell(nd.DialFailed("nothing answers"))
+            self._tell(nd.Lost("nothing answers"))
             return
         self._line = coordinator.connect(self)
         self._tell(nd.Opened())

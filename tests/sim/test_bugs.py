@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from w5xde.control.steps.cut import Accounts
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import StepWork
 from w5xde.control.steps.plan import Cursor, Plan
+from w5xde.control.trust.norm_limits import NormLimits
 from w5xde.control.uploads import UploadQueue
 from w5xde.learn.step.sums import TreeSums
 from w5xde.messages import Answer
@@ -31,8 +33,9 @@ from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.coordinator.steps import Applied, Steps
 from w5xde.runtime.coordinator.updates import Updates
 from w5xde.runtime.durable import journal as keeper
-from w5xde.runtime.durable.checkpoints import Store
-from w5xde.runtime.durable.journal import Keeper
+from w5xde.runtime.durable import ledger_segments
+from w5xde.runtime.durable.checkpoints import CheckpointStore
+from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.ledger import Ledger, Syncing
 from w5xde.runtime.durable.step_log import StepLog
 from w5xde.tree import PairwiseTree
@@ -45,7 +48,7 @@ class Bug(NamedTuple):
 
     owner: Any
     name: str
-    planted: Callable[..., Any] | int
+    planted: Callable[..., Any] | property | int
     found: str
 
 
@@ -116,23 +119,22 @@ def numbers_leases_alike_in_every_life(self: Leases, incarnation: int) -> None:
     LEASES(self, 1)
 
 
-def writes_the_checkpoint_before_the_ledger(self: Keeper, now: float) -> None:
+def writes_the_checkpoint_before_the_ledger(self: Journal, now: float) -> None:
     """What it wrote down waits for the next tick."""
 
 
 def believes_a_failed_sync(self: Ledger, syncing: Syncing) -> None:
     syncing.error = None
-    syncing.spoiled.clear()
     END_SYNC(self, syncing)
 
 
-def tells_before_it_is_written(self: Keeper, state: Any, cut: Any, facts: Any, now: float) -> None:
+def tells_before_it_is_written(self: Journal, state: Any, cut: Any, facts: Any, now: float) -> None:
     self._dispatch(ev.Saved(cut.progress.steps))
     self._dispatch = lambda event: None
     CAPTURED(self, state, cut, facts, now)
 
 
-def reads_without_checking(self: Store, name: str, listed: Any) -> bytes:
+def reads_without_checking(self: CheckpointStore, name: str, listed: Any) -> bytes:
     return self._disk.read(name)
 
 
@@ -155,6 +157,12 @@ def forgets_every_segment(disk: VirtualDisk, version: int) -> None:
     for name in disk.names():
         if name.startswith("steps-"):
             disk.remove(name)
+
+
+def compresses_without_syncing(disk: VirtualDisk, name: str, data: bytes) -> None:
+    if name in disk.names():
+        disk.remove(name)
+    disk.append(name).write(data)
 
 
 # --- planted in uploads, lending and stepping
@@ -247,10 +255,16 @@ def logs_steps_after_the_core_heard(self: Steps, step: ev.Step, total: Any, cut:
 
 
 PUT, SIZES, LOST = PairwiseTree.put, Plan._sizes, NodeCore._lost
-RESUME, LEASES, END_SYNC, CAPTURED = Plan.resume, Leases.__init__, Ledger.end_sync, Keeper._captured
+RESUME, LEASES, END_SYNC, CAPTURED = Plan.resume, Leases.__init__, Ledger.end_sync, Journal._captured
 ANSWERED, REPORT, FOLD = Updates._answered, Steps._report, Steps.fold
 LEND, SEND_PARAMETERS, SEND_WORK = Lending.lend, Lending._send_parameters, Lending._send_work
 SYNC_FOLDER, SETTLE, BEGIN = VirtualDisk.sync_folder, VirtualDisk.settle, StepLog.begin
+
+
+def believes_the_verified(self: CoordinatorCore, event: ev.Verified, now: float) -> list[ev.Effect]:
+    norm = self._verification.end(event.lease)
+    return self._accept(event.node, event.lease, norm, now, verified=True)
+
 
 BUGS = {
     "give_back forgets": Bug(StepWork, "give_back", lambda self, span, leases: 0, "is lost"),
@@ -284,7 +298,7 @@ BUGS = {
     ),
     "an upload never ends": Bug(UploadQueue, "end", forgets_that_an_upload_ended, "not finished|at a time"),
     "an update that was thrown away counts": Bug(
-        Updates, "_checked", believes_what_was_thrown_away, "KeyError|without its update"
+        Updates, "_checked", believes_what_was_thrown_away, "KeyError|its answer is not here"
     ),
     "failed answers are forgotten": Bug(
         Updates, "_answered", forgets_failed_answers, "not finished|still here|outstanding"
@@ -324,6 +338,10 @@ BUGS = {
     "a step is durable before it is logged": Bug(
         Steps, "_log", logs_steps_after_the_core_heard, "were durable"
     ),
+    "the first update is believed, however large": Bug(
+        NormLimits, "_guess", lambda self, size: math.inf, "a lie is folded"
+    ),
+    "a verified answer is not compared": Bug(CoordinatorCore, "_verified", believes_the_verified, "a lie is"),
     # --- what must survive
     "what was undone is forgotten": Bug(
         Plan, "resume", forgets_what_was_undone, "all done|hole|not finished"
@@ -334,12 +352,18 @@ BUGS = {
         Leases, "__init__", numbers_leases_alike_in_every_life, "is given twice|wrong life"
     ),
     "the ledger follows the checkpoint": Bug(
-        Keeper, "_flush", writes_the_checkpoint_before_the_ledger, "steps are recorded|the audit"
+        Journal, "_flush", writes_the_checkpoint_before_the_ledger, "steps are recorded|the audit"
     ),
     "a failed sync is believed": Bug(
         Ledger, "end_sync", believes_a_failed_sync, "does not follow|the audit|no line has the hash"
     ),
-    "durable is said too early": Bug(Keeper, "_captured", tells_before_it_is_written, "were durable"),
+    "a compressed segment is not synced": Bug(
+        ledger_segments, "replace", compresses_without_syncing, "decompress|not a compressed segment"
+    ),
+    "the open segment is compressed": Bug(
+        Ledger, "closed_segments", property(lambda self: self._number), "no line has the hash|follow|recorded"
+    ),
+    "durable is said too early": Bug(Journal, "_captured", tells_before_it_is_written, "were durable"),
     "a step counts before it is logged": Bug(
         StepLog, "write", lambda self, record, body: True, "were durable"
     ),
@@ -349,7 +373,7 @@ BUGS = {
     "the step log is dropped too early": Bug(keeper, "forget_steps", forgets_every_segment, "were durable"),
     "a gap in the step log goes unnoticed": Bug(StepLog, "begin", forgets_the_gap, "were durable"),
     "a damaged checkpoint is loaded": Bug(
-        Store, "_read_file", reads_without_checking, "Error|the weights are not the same|counts"
+        CheckpointStore, "_read_file", reads_without_checking, "Error|the weights are not the same|counts"
     ),
     "a checkpoint's name is not synced": Bug(
         VirtualDisk, "sync_folder", syncs_no_checkpoints_folder, "were durable"

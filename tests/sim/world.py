@@ -314,8 +314,8 @@ class World:
             return 0.0
         if self.scenario.verify == 1.0:
             return self._rng.choice((math.inf, 1.0))  # it looks like any other
-        # What is usual takes a while to be learned: until then only a limit that is a number knows better.
-        return math.inf if self.scenario.max_update_norm == "auto" else self._rng.choice((math.inf, 1e6))
+        # The first as well: then the coordinator's own gradient, or another node, decides.
+        return self._rng.choice((math.inf, 1e6))
 
     def spoils(self, step: int) -> bool:
         """Whether the learner cannot make this step, the first time it tries."""

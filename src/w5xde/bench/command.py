@@ -12,7 +12,8 @@ from typing import Any
 
 from w5xde.bench.flags import compression, number, one_of, picture, several, whole
 from w5xde.bench.suites.stages import STUDIES
-from w5xde.cli.main import BENCH_ABOUT, NOT_CLEAN, Parser, results_to
+from w5xde.cli.main import NOT_CLEAN, results_to
+from w5xde.cli.parser import BENCH_ABOUT, Parser
 from w5xde.errors import UsageError
 from w5xde.sanitize import to_json
 

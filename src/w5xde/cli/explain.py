@@ -1,4 +1,4 @@
-"""`w5xde explain`: what an error code means. Loads no torch."""
+"""`w5xde explain`: prints what an error code means. Loads no torch."""
 
 from __future__ import annotations
 

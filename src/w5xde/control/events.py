@@ -69,19 +69,24 @@ class Failed:
 
 @dataclass(slots=True)
 class Verified:
-    """What a node gave for a lease was computed again: whether it is right, and if not, what is wrong."""
+    """The coordinator computed a lease again: what is wrong with the answer, or why it cannot tell."""
 
     node: str
     lease: int
     wrong: str = ""
+    unknown: str = ""
 
 
 @dataclass(slots=True)
 class Dropped:
-    """A node skipped a lease that had been cancelled, or it could not be sent to it."""
+    """A lease was not computed: its node skipped it, or it could not be sent.
+
+    `batches`: the node skipped a whole message of so many; unless they were cancelled, it cannot hold them.
+    """
 
     node: str
     lease: int
+    batches: int = 0
 
 
 @dataclass(slots=True)

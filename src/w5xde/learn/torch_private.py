@@ -301,7 +301,7 @@ def add_scaled(parameters: list[Tensor], gradients: list[Tensor], factor: float)
 
 
 def fused_adam(*tensors: list[Tensor], is_decoupled: bool, group: dict[str, Any]) -> None:
-    """One step of fused Adam, or of AdamW if `is_decoupled`, with the options of one of the optimizer's groups.
+    """One step of fused Adam, or of AdamW if `is_decoupled`, with the options of one of its groups.
 
     `tensors` are parameters, gradients, their averages, those of their squares, and step counters, which the
     caller advances.

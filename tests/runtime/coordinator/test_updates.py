@@ -38,7 +38,7 @@ class Surroundings:
             peers=cast(Any, self),
             batches=cast(Any, None),
             model=ModelPorts(cast(Any, None), cast(Any, None), cast(Any, self), cast(Any, None)),
-            recheck=cast(Any, None),
+            verifier=cast(Any, None),
         )
         self.updates = Updates(ports, cast(Any, self), Meters(), self.told.append, one_by_one=False)
 

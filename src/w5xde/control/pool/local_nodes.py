@@ -85,14 +85,14 @@ class LocalNodesCore:
         """The process of a node exists."""
         self._started_at[name] = self._starting[name] = now
 
-    def ended(self, name: str, status: int, now: float) -> list[Decision]:
+    def ended(self, name: str, status: int, now: float, described: str = "") -> list[Decision]:
         """The process of a node has ended; a negative status is the signal that killed it."""
         self._starting.pop(name, None)
         is_quick = now - self._started_at[name] < QUICK_SECONDS
         self._quick_ends[name] = self._quick_ends[name] + 1 if is_quick else 0
         # A positive status is the node's own word that it cannot take part.
         if status > 0 or self._quick_ends[name] >= QUICK_ENDS_MAX:
-            return self._give_up(name, f"ended with status {status}")
+            return self._give_up(name, f"ended with {described or f'status {status}'}")
         self._waiting.append(name)
         return []
 

@@ -26,7 +26,7 @@ from w5xde.learn.step.robust_mean import RobustSums
 from w5xde.learn.step.sums import StepSums, TreeSums
 from w5xde.learn.torch_private import avoid_compiler_import
 from w5xde.learn.train.trainer import Trainer
-from w5xde.learn.trust.canary import Expectation, Unprovable
+from w5xde.learn.trust.canary import ExpectedCanary, NoCanary
 from w5xde.messages import STILL, TRAINED, Rules
 
 
@@ -61,8 +61,10 @@ class Prepared:
     # How long the first batch took to read, which decides where batches are read; and to compute.
     read_seconds: float
     batch_seconds: float
+    # The norm of the first batch's gradient on the initial weights.
+    own_norm: float
     # What nodes compute before they are lent anything; or why there is no such thing, if that is news.
-    canary: Expectation | None
+    canary: ExpectedCanary | None
     canary_trouble: str
     # What stands for the sum of a step's gradients, if it is not their sum.
     sums: StepSums
@@ -113,6 +115,7 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         draws_torch=trial.draws_torch,
         read_seconds=trial.read_seconds,
         batch_seconds=trial.batch_seconds,
+        own_norm=trial.gradient_norm,
         canary=canary,
         canary_trouble=trouble,
         sums=RobustSums(flat.blueprint, learner.gauge, rule)
@@ -141,7 +144,7 @@ def _rules(settings: Settings, source: Source, trial: Trial) -> Rules:
 
 def _expect(
     job: Job, flat: FlatModel, rules: Rules, source: Source, trial: Trial
-) -> tuple[Expectation | None, str]:
+) -> tuple[ExpectedCanary | None, str]:
     """The canary, computed on a model that is of no use afterwards; or why this job has none."""
     trainer = Trainer(job, flat, rules, torch.device("cpu"))
     dtypes = {entry.dtype for entry in flat.blueprint.layout.entries if entry.role == TRAINED}
@@ -150,8 +153,8 @@ def _expect(
         if any(entry.role == STILL for entry in flat.blueprint.layout.entries):
             with as_before():
                 _require_same_buffers(flat, build_model(job, rules.seed))
-        return Expectation(trainer, flat, source, draws=trial.draws_torch, is_coarse=is_coarse), ""
-    except Unprovable as error:
+        return ExpectedCanary(trainer, flat, source, draws=trial.draws_torch, is_coarse=is_coarse), ""
+    except NoCanary as error:
         return None, str(error)
 
 
@@ -160,7 +163,7 @@ def _require_same_buffers(flat: FlatModel, other: nn.Module) -> None:
     buffers = dict(other.named_buffers())
     for entry, ours in zip(flat.blueprint.layout.entries, flat.tensors, strict=True):
         if entry.role == STILL and not same_bits(ours, buffers[entry.name]):
-            raise Unprovable(f"model() makes buffer {entry.name} another one each time")
+            raise NoCanary(f"model() makes buffer {entry.name} another one each time")
 
 
 def _build_optimizer(job: Job, module: nn.Module) -> Optimizer:

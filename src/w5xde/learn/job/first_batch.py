@@ -38,6 +38,8 @@ class Trial:
     read_seconds: float
     # And to compute, when everything was warm, if that is known.
     batch_seconds: float
+    # Of the whole gradient, on the initial weights.
+    gradient_norm: float
 
 
 def try_first_batch(job: Job, module: nn.Module, source: Source, settings: Settings) -> Trial:
@@ -57,15 +59,15 @@ def try_first_batch(job: Job, module: nn.Module, source: Source, settings: Setti
     loss = _first_loss(job, module, sent(), settings.precision)
     batch_seconds = time.perf_counter() - started
     draws_python, draws_numpy, draws_torch = drawn.python, drawn.numpy, drawn.torch
-    _check_gradients(module)
+    gradient_norm = _check_gradients(module)
     _check_parameters(module, parameters)
     changed = _changed_buffers(module, buffers)
-    if settings.mode == "sync":
+    if settings.mode == "sync" or settings.verify:
         seed_everything(seed)
         started = time.perf_counter()
         _check_repeatable(loss, _first_loss(job, module, sent(), settings.precision))
         batch_seconds = time.perf_counter() - started
-    return Trial(changed, draws_python, draws_numpy, draws_torch, read_seconds, batch_seconds)
+    return Trial(changed, draws_python, draws_numpy, draws_torch, read_seconds, batch_seconds, gradient_norm)
 
 
 def _check_repeatable(first: float, second: float) -> None:
@@ -77,7 +79,7 @@ def _check_repeatable(first: float, second: float) -> None:
             why="it depends on what was computed before, or on a random generator of its own,"
             " so each machine would train another model",
             fix="keep such state in a buffer (register_buffer), draw from torch's global generator,"
-            " or use --mode async",
+            " or use --mode async without --verify",
         )
 
 
@@ -198,7 +200,9 @@ def _hint(error: Exception) -> str:
     return "call loss(model(), batch) on one batch by hand to see the whole error"
 
 
-def _check_gradients(module: nn.Module) -> None:
+def _check_gradients(module: nn.Module) -> float:
+    """Refuse gradients that cannot travel; take the others away, and return their norm."""
+    norms = []
     for name, parameter in module.named_parameters():
         if parameter.grad is not None and parameter.grad.layout is not torch.strided:
             raise JobError(
@@ -206,7 +210,10 @@ def _check_gradients(module: nn.Module) -> None:
                 code="W5-225",
                 fix="build the embedding with sparse=False (gradients travel as one dense vector)",
             )
+        if parameter.grad is not None:
+            norms.append(float(torch.linalg.vector_norm(parameter.grad)))
         parameter.grad = None
+    return math.hypot(*norms)
 
 
 def _changed_buffers(module: nn.Module, before: dict[str, _Kept]) -> set[str]:

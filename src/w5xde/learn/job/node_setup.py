@@ -18,7 +18,7 @@ from w5xde.learn.model.device import core_count, use_threads
 from w5xde.learn.model.layout import FlatModel
 from w5xde.learn.model.seeding import as_before
 from w5xde.learn.train.trainer import Trainer
-from w5xde.learn.trust.canary import Answer, answer
+from w5xde.learn.trust.canary import CanaryAnswer, compute_canary
 from w5xde.messages import MOVING, Rules, Welcome
 
 # More threads than cores are only slow; this many more are a mistake, or an attack. Any machine bears a few.
@@ -35,7 +35,7 @@ class NodeParts:
     welcome: Welcome
     make_trainer: Callable[[], Trainer]
     # What the canary of this connection gave, if there is one.
-    proof: Answer | None = None
+    proof: CanaryAnswer | None = None
 
     def prove(self, welcome: Welcome, body: bytearray | memoryview) -> None:
         """Compute the canary of a welcome, on a model that is thrown away.
@@ -46,7 +46,7 @@ class NodeParts:
         if welcome.canary is not None:
             with as_before():
                 trainer = self.make_trainer()
-            self.proof = answer(trainer, welcome.canary, body)
+            self.proof = compute_canary(trainer, welcome.canary, body)
 
     def fits(self, welcome: Welcome) -> bool:
         """Whether these parts also serve another connection."""

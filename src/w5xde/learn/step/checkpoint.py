@@ -10,9 +10,11 @@ what is none of these is refused by its name.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -235,8 +237,21 @@ _NONSENSE = (
 
 def restore(learner: Learner, files: dict[str, bytes]) -> None:
     """Make the learner what it was. Whatever of the job does not fit is named and refused."""
+    with _refusing_nonsense():
+        facts = _restore_weights(learner, files)
+        _restore_training(learner, facts, load(files[TRAINING]))
+
+
+def restore_weights(learner: Learner, files: dict[str, bytes]) -> None:
+    """Make the model what it was, and leave optimizer and scheduler as they are: for a learner that broke."""
+    with _refusing_nonsense():
+        _restore_weights(learner, files)
+
+
+@contextlib.contextmanager
+def _refusing_nonsense() -> Iterator[None]:
     try:
-        _restore(learner, files)
+        yield
     except _NONSENSE as error:
         raise StorageError(
             f"the checkpoint cannot be used: {describe(error)}",
@@ -245,16 +260,23 @@ def restore(learner: Learner, files: dict[str, bytes]) -> None:
         ) from error
 
 
-def _restore(learner: Learner, files: dict[str, bytes]) -> None:
+def _restore_weights(learner: Learner, files: dict[str, bytes]) -> _Facts:
     facts = msgspec.json.decode(files[LEARNER], type=_Facts)
     _require_fit(learner, facts)
-    model, training = load(files[MODEL]), load(files[TRAINING])
+    model = load(files[MODEL])
+    # A step that broke may have given a parameter other memory.
+    learner.flat.reclaim()
     with torch.no_grad():
         for entry, tensor in zip(learner.flat.blueprint.layout.entries, learner.flat.tensors, strict=True):
             kept = model[entry.name]
             if (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
                 raise ValueError(f"{entry.name} is {tuple(kept.shape)} {kept.dtype}")
             tensor.copy_(kept)
+    learner.version = facts.version
+    return facts
+
+
+def _restore_training(learner: Learner, facts: _Facts, training: Tensors) -> None:
     state = unpack(facts.optimizer_state, training)
     learner.optimizer.load_state_dict(state)
     _keep_types(learner, state)
@@ -262,7 +284,6 @@ def _restore(learner: Learner, files: dict[str, bytes]) -> None:
         learner.scheduler.load_state_dict(
             _plain_state(learner.scheduler, unpack(facts.scheduler_state, training))
         )
-    learner.version = facts.version
     _set_random_state(unpack(facts.random, training))
 
 

@@ -6,6 +6,7 @@ The one owner of the model that is trained. One thread uses it at a time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import torch
@@ -40,6 +41,9 @@ class Learner:
     ) -> None:
         self.flat = flat
         self.version = 0
+        # False from the first change of a step to its last, and for good if one broke and cannot be undone:
+        # then this is a mixture of two steps, or not finite, and nothing may be made of it.
+        self.is_whole = True
         self.optimizer = optimizer
         self.scheduler = scheduler
         self._clip_norm = clip_norm
@@ -103,17 +107,24 @@ class Learner:
     def apply(self, wholes: list[Total]) -> list[float]:
         """Step the optimizer, for each of a stretch. Returns the sum of the losses of each step's samples.
 
-        Raises StepNotFinite if a parameter, a buffer or the optimizer's state is not finite afterwards.
+        If the optimizer raises, or a parameter, a buffer or the optimizer's state is not finite afterwards
+        (StepNotFinite), the step is rolled back if that is possible; `is_whole` tells.
         """
         if self.scheduler is not None and len(wholes) > 1:
             raise ValueError("a schedule wants to know of each step before the next")
         if self._undo is not None:
             self._undo.keep(self._stepper.tensors, self.version)
-        self._step_all(wholes)
-        self._require_sound(max([whole.contribution.norm for whole in wholes]), len(wholes))
+        self.is_whole = False
+        try:
+            self._step_all(wholes)
+            self._require_finite(max([whole.contribution.norm for whole in wholes]), len(wholes))
+        except (Exception, SystemExit):
+            self._go_back()
+            raise
         if self.scheduler is not None:
             self.scheduler.step()
         self.version += len(wholes)
+        self.is_whole = True
         return [whole.contribution.loss_sum for whole in wholes]
 
     def apply_all(self, steps: list[list[Total]]) -> tuple[list[list[float]], BaseException | None]:
@@ -121,27 +132,27 @@ class Learner:
 
         What is not finite stays so, whatever is added: one look behind the last step sees all of them.
         """
-        undo, version = self._undo, self.version
+        if self._undo is not None and self.scheduler is None and len(steps) > 1:
+            try:
+                sums = iter(self.apply([whole for wholes in steps for whole in wholes]))
+                return [list(islice(sums, len(wholes))) for wholes in steps], None
+            except (Exception, SystemExit) as error:
+                if not self.is_whole:
+                    return [], error
         losses: list[list[float]] = []
         try:
-            if undo is not None and self.scheduler is None and len(steps) > 1:
-                undo.keep(self._stepper.tensors, version)
-                for wholes in steps:
-                    self._step_all(wholes)
-                    self.version += len(wholes)
-                    losses.append([whole.contribution.loss_sum for whole in wholes])
-                if undo.is_sound(self._stepper.tensors, self.version):
-                    return losses, None
-                if not undo.is_possible:
-                    return [], self._not_finite(is_rolled_back=False)
-                undo.back()
-                self.version = version
-                losses.clear()
             # One by one: those before the one that fails are made.
             losses.extend(map(self.apply, steps))
         except (Exception, SystemExit) as error:
             return losses, error
         return losses, None
+
+    def _go_back(self) -> None:
+        """Undo what was changed since the last version; the learner is whole then, if that is possible."""
+        if self._undo is not None and self._undo.is_possible:
+            self._undo.back()
+            self.flat.reclaim()
+            self.is_whole = True
 
     def _step_all(self, wholes: list[Total]) -> None:
         """One step after another; where nobody could look in between, without putting each in place first."""
@@ -186,20 +197,12 @@ class Learner:
             for parameter in self._parameters:
                 parameter.grad = None
 
-    def _require_sound(self, norm: float, steps: int) -> None:
-        """The optimizer has stepped: go back if it left anything that is not finite."""
-        undo = self._undo
-        if undo is None:
-            if not self._is_sound(norm):
-                raise self._not_finite(is_rolled_back=False)
-        elif not undo.is_sound(self._stepper.tensors, self.version + steps):
-            if undo.is_possible:
-                undo.back()
-            raise self._not_finite(is_rolled_back=undo.is_possible)
-
-    def _not_finite(self, *, is_rolled_back: bool) -> StepNotFinite:
-        what = f"step {self.version + 1} made the weights or the optimizer's state infinite or not a number"
-        return StepNotFinite(what, is_rolled_back=is_rolled_back)
+    def _require_finite(self, norm: float, steps: int) -> None:
+        """The optimizer has stepped: all that it changed must be finite."""
+        undo, version = self._undo, self.version + steps
+        if not (undo.is_sound(self._stepper.tensors, version) if undo else self._is_sound(norm)):
+            what = f"step {self.version + 1} made the weights or the optimizer's state"
+            raise StepNotFinite(f"{what} infinite or not a number")
 
     def _is_sound(self, norm: float) -> bool:
         """Of a large model: one pass over the parameters, and over the rest only if the gradient was wild."""

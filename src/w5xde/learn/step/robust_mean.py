@@ -74,7 +74,7 @@ class RobustSums:
         vector = self._middle(voices)
         norm = self._gauge.norm(vector)
         if norm == math.inf:
-            raise StepNotFinite(f"the gradient of step {index + 1} is not finite", is_rolled_back=True)
+            raise StepNotFinite(f"the gradient of step {index + 1} is not finite")
         loss_sum = sum(voice.loss_sum for voice in voices)
         return [Total(len(sizes), Contribution(vector, self._absent(voices), loss_sum, norm))]
 

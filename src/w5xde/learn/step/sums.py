@@ -38,14 +38,7 @@ class Total(NamedTuple):
 
 
 class StepNotFinite(ArithmeticError):
-    """A step would leave numbers that are not finite.
-
-    If it `is_rolled_back`, the state and the version are what they were before it.
-    """
-
-    def __init__(self, what: str, *, is_rolled_back: bool) -> None:
-        super().__init__(what)
-        self.is_rolled_back = is_rolled_back
+    """A step would leave numbers that are not finite. `Learner.is_whole` tells whether it was rolled back."""
 
 
 class PlannedStep(Protocol):
@@ -171,7 +164,7 @@ class TreeSums:
         # Buffers are not part of the norm, and their sums may overflow.
         is_tame = contribution.norm < TAME_NORM and (batches == 1 or not self._averaged)
         if not is_tame and not self._gauge.is_finite(contribution.vector):
-            raise StepNotFinite(f"the gradient of step {step + 1} is not finite", is_rolled_back=True)
+            raise StepNotFinite(f"the gradient of step {step + 1} is not finite")
         return Total(batches, contribution)
 
 

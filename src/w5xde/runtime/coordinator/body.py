@@ -19,23 +19,22 @@ from w5xde.control.coordinator import TICK_SECONDS
 from w5xde.control.pool.members import BEAT_SECONDS
 from w5xde.errors import TrainingError
 from w5xde.learn.job.coordinator_setup import Prepared
-from w5xde.learn.job.job import describe
 from w5xde.learn.model.device import use_threads
-from w5xde.learn.step.checkpoint import model_file
 from w5xde.runtime.coordinator import setup as begin
-from w5xde.runtime.coordinator.ending import keep_last
+from w5xde.runtime.coordinator.ending import HURRIED_PARTING_SECONDS, STOP_NOW_SECONDS, Ending
 from w5xde.runtime.coordinator.evaluator import Evaluator
 from w5xde.runtime.coordinator.loader import Loader
 from w5xde.runtime.coordinator.parameters import ParameterEncoder
 from w5xde.runtime.coordinator.peer import Peer
+from w5xde.runtime.coordinator.peers import PARTING_SECONDS
 from w5xde.runtime.coordinator.pipeline import Pipeline
 from w5xde.runtime.coordinator.ports import ModelPorts, Ports
-from w5xde.runtime.coordinator.recheck import Verifier
+from w5xde.runtime.coordinator.recheck import Recheck
 from w5xde.runtime.coordinator.steps import Applied
 from w5xde.runtime.coordinator.updates import ARRIVING_PART, Updates
-from w5xde.runtime.durable.journal import Keeper
+from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.resume import Restored
-from w5xde.runtime.durable.run_folder import Recorder
+from w5xde.runtime.durable.run_folder import RunFolder
 from w5xde.runtime.net.listener import Door
 from w5xde.runtime.system.actor import Actor
 from w5xde.runtime.system.memory import available_bytes
@@ -46,8 +45,6 @@ from w5xde.runtime.telemetry.status import RunStatus
 
 METRICS_SECONDS = 1.0
 EVENTS_KEPT = 200
-# How long a second Ctrl-C waits for a checkpoint that is being written.
-IMPATIENCE_SECONDS = 3.0
 
 
 class Coordinator:
@@ -57,8 +54,8 @@ class Coordinator:
         self,
         prepared: Prepared,
         settings: Settings,
-        recorder: Recorder,
-        keeper: Keeper,
+        recorder: RunFolder,
+        keeper: Journal,
         restored: Restored | None = None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
@@ -69,7 +66,6 @@ class Coordinator:
         self._audience = Audience(callbacks, lambda text: self._say("callback failed", text))
         self._keeper = keeper
         self._restored = restored
-        self._is_whole = True
         cut = restored.cut if restored is not None else None
         self._core = begin.build_core(prepared, settings, keeper.life, cut)
         self._view = self._core.view
@@ -87,11 +83,13 @@ class Coordinator:
         self.address = ""
         self._finish: ev.Finish | None = None
         self._seconds = 0.0
+        # What --json prints; empty until the run is over.
+        self.summary: dict[str, Any] = {}
 
     # --- life -------------------------------------------------------------------------------------
 
     async def run(self, opened: Callable[[str, int], None]) -> None:
-        """Listen, train, and part with everybody. `opened(host, port)` is called once nodes may join."""
+        """Listen, train and end; cancelled, stop now. `opened(host, port)` is called once nodes may join."""
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
         self._loop.set_exception_handler(self._our_bug)
@@ -103,8 +101,9 @@ class Coordinator:
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
         try:
             host, port = door.address
-            self._recorder.manifest({"port": port})
             begin.open_ledger(self._keeper, self._recorder, self._settings, self._core, self._restored)
+            # After the ledger: a life in the manifest that the ledger does not know proves a loss.
+            self._recorder.manifest({"port": port, "life": self._keeper.life})
             for kind, text in begin.words_of(self._prepared, self._restored, self._core, self._keeper.life):
                 self._say(kind, text)
             self.address = f"{host}:{port}"
@@ -116,11 +115,16 @@ class Coordinator:
             self._audience.tell(lambda callback: callback.on_start(self.status()))
             opened(host, port)
             await self._over.wait()
-            await self._actor.drain()
+            await self._actor.drain()  # what was decided before the end is still applied
+            await self._part(door, PARTING_SECONDS)
+            await self._conclude()
+        except BaseException:
+            await self._stop_now(door)
+            raise
         finally:
-            await self._part(door)
-        if self._finish is not None and self._finish.error:
-            raise TrainingError.because(self._finish.error)
+            self._stop_threads()
+        if self._error:
+            raise TrainingError.because(self._error, self.summary)
 
     def _assemble(self) -> None:
         """Fill the ports, and everything around the pipeline."""
@@ -130,10 +134,9 @@ class Coordinator:
             inline=self._learner.route.is_inline,
             prepare=lambda: use_threads(self._settings.threads),
         )
-        self._verifier = Verifier(
+        self._recheck = Recheck(
             self._prepared,
             self._settings,
-            self._actor,
             lambda lease: self._view.lease(lease) is not None,
             self._broke,
             self.dispatch,
@@ -145,13 +148,16 @@ class Coordinator:
             peers=self._peers,
             batches=self._loader,
             model=ModelPorts(self._learner, self._prepared.sums, self._reader, parameters),
-            recheck=self._verifier,
+            verifier=self._recheck,
         )
         budget_bytes = available_bytes() * ARRIVING_PART
         self._pipeline = Pipeline(self._core, self._keeper, ports, self.meters, self, budget_bytes)
         self._writer = Actor("w5xde-keeper", self._broke, inline=False)
         self._accountant = Accountant(self.meters, self._peers, self._writer, lambda: self._view.progress)
-        self._evaluator = Evaluator(self._prepared, self._evaluated, self._evaluation_failed)
+        self._ending = Ending(
+            self._learner, self._keeper, self._recorder, self._writer, self._settings, self._storage_note
+        )
+        self._evaluator = Evaluator(self._prepared, self.meters, self._say, self._evaluated)
         self._keeper.start(self._actor, self._writer, self.dispatch, self._storage_note)
 
     def dispatch(self, event: ev.Event) -> None:
@@ -161,21 +167,47 @@ class Coordinator:
     def updates(self) -> Updates:
         return self._pipeline.updates
 
-    async def _part(self, door: Door) -> None:
-        # Nothing else writes when the end is written; but one who wants to stop now is not kept waiting.
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._writer.drain(), None if self.is_over else IMPATIENCE_SECONDS)
+    # --- the end ----------------------------------------------------------------------------------
+
+    async def _part(self, door: Door, seconds: float) -> None:
+        """Lend nothing more, and say goodbye to the nodes, who get this long to hang up."""
         door.stop_accepting()
         self._ticker.cancel()
         self._seconds = self.seconds()
         self._accountant.count(self._loop.time())
-        await self._peers.close(self.reason or "stopped")
+        await self._peers.close(self.reason or "stopped", seconds)
         door.close()
-        self._loader.stop()
-        self._actor.stop()
-        self._verifier.stop()
-        self._writer.stop()
-        self._evaluator.stop()
+
+    async def _conclude(self) -> None:
+        """Save the newest good weights, evaluate them, and sum up."""
+        self._evaluator.forget()
+        # Saved first: whatever the evaluation does, what was learned is kept.
+        cut = self._view.cut(self._loop.time())
+        saved = await self._ending.save(cut, self.meters)
+        if saved.is_durable:
+            self.dispatch(ev.Saved(cut.progress.steps))
+        if saved.step is not None:
+            await self._evaluator.measure_last(self._settings.threads)
+        status = self.status()
+        self.summary = self.meters.summary(status, self._view.accounts.aside) | saved.facts()
+        await self._ending.close(status.row(), self.reason, self._error, self.summary)
+        self._audience.tell(lambda callback: callback.on_end(status, self.summary))
+
+    async def _stop_now(self, door: Door) -> None:
+        """Save nothing more, and leave what is on the disk as it is."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_NOW_SECONDS):
+                await self._part(door, HURRIED_PARTING_SECONDS)
+                if self.address:
+                    await self._ending.abandon(self._actor, self.reason, self._error)
+
+    def _stop_threads(self) -> None:
+        for owner in (self._loader, self._actor, self._recheck, self._evaluator):
+            owner.stop()
+        if self.address:
+            # Behind whatever is still being written: until then nobody else may have the run.
+            self._writer.call(self._recorder.close)
+        self._writer.stop(cancels=False)
 
     def stop(self, reason: str) -> None:
         """Finish politely."""
@@ -198,6 +230,10 @@ class Coordinator:
     def reason(self) -> str:
         """Why the run ended."""
         return (self._finish.error or self._finish.reason) if self._finish is not None else ""
+
+    @property
+    def _error(self) -> str:
+        return self._finish.error if self._finish is not None else "interrupted"
 
     def _tick(self) -> None:
         now = self._loop.time()
@@ -247,6 +283,9 @@ class Coordinator:
     def evaluate(self, effect: ev.Evaluate) -> None:
         self._evaluator.measure(self._actor)
 
+    def _evaluated(self, found: dict[str, float]) -> None:
+        self._audience.tell(lambda callback: callback.on_evaluate(self.status(), found))
+
     def _our_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception nobody expected: stop loudly rather than train on with who knows what."""
         if self.is_over:
@@ -255,23 +294,14 @@ class Coordinator:
         self._broke(context.get("exception") or RuntimeError(context["message"]))
 
     def learner_broke(self, error: BaseException) -> None:
-        # Half a step may have been applied: what the learner holds now is not to be kept.
-        self._is_whole = False
-        self.dispatch(ev.Broke(f"{begin.words_for(error)}; {self._keeper.store.last_good}"))
+        reason = f"{begin.words_for(error)}; {self._keeper.store.last_good}"
+        # Decided before the end, applied after it: the run did not end in order after all.
+        if self._finish is not None and not self._finish.error:
+            self._finish = ev.Finish("", reason)
+        self.dispatch(ev.Broke(reason))
 
     def _broke(self, error: BaseException) -> None:
         self.dispatch(ev.Broke(begin.words_for(error)))
-
-    # --- evaluation -------------------------------------------------------------------------------
-
-    def _evaluated(self, found: dict[str, float]) -> None:
-        self.meters.evaluation = found
-        shown = ", ".join(f"{key} {value:.4g}" for key, value in found.items())
-        self._say("evaluated", f"evaluation: {shown}", metrics=found)
-        self._audience.tell(lambda callback: callback.on_evaluate(self.status(), found))
-
-    def _evaluation_failed(self, error: BaseException) -> None:
-        self._say("evaluation failed", f"the evaluation failed: {describe(error)}")
 
     # --- telling ----------------------------------------------------------------------------------
 
@@ -309,24 +339,3 @@ class Coordinator:
             seconds=self.seconds(),
             batches_relent=self._view.batches_relent,
         )
-
-    # --- the end ----------------------------------------------------------------------------------
-
-    def conclude(self) -> dict[str, Any]:
-        """Evaluate a last time, save the model, and sum up."""
-        # Saved first: whatever the evaluation does, what was learned is kept.
-        self._recorder.save_model(model_file(self._learner.flat.module))
-        if self.is_over and self._is_whole and self._settings.checkpoint_every != "off":
-            told = keep_last(self._keeper, self._core, self._learner.version, self.meters, self._loop.time())
-            if told:
-                self._storage_note(told)
-        if self.is_over:
-            self._evaluator.measure_last()
-        status = self.status()
-        summary = self.meters.summary(status, self._learner.weights_sha256(), self._view.accounts.aside)
-        self._recorder.metrics(status.row())
-        wrong = self._finish.error if self._finish is not None else "interrupted"
-        self._keeper.stop({"kind": "stop", "reason": self.reason, "error": wrong})
-        self._recorder.manifest({"reason": self.reason, "result": summary, "ledger": self._keeper.head})
-        self._audience.tell(lambda callback: callback.on_end(status, summary))
-        return summary

@@ -1,19 +1,129 @@
-"""How a coordinator ends: with a checkpoint of just what it has decided."""
+"""How a run ends: which weights are kept, what is saved, and what is said.
+
+    in order              the learner's weights, as model.safetensors and as a last checkpoint
+    the learner broke     the weights of the newest whole checkpoint; without one no model is written
+    interrupted twice     nothing more is saved: what is on the disk stays as it is
+
+Everything is written by the thread that wrote checkpoints before, so that nothing is written twice at a time.
+Knows no sockets, and does not decide when a run is over.
+"""
 
 from __future__ import annotations
 
-from w5xde.control.coordinator import CoordinatorCore
-from w5xde.runtime.durable.journal import Keeper
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from w5xde.config import Settings
+from w5xde.control.steps.cut import Cut
+from w5xde.errors import StorageError
+from w5xde.learn.step.checkpoint import model_file, restore_weights
+from w5xde.learn.step.learner import Learner
+from w5xde.runs import MODEL
+from w5xde.runtime.durable.journal import Journal
+from w5xde.runtime.durable.run_folder import RunFolder
+from w5xde.runtime.system.actor import Actor
 from w5xde.runtime.telemetry.meters import Meters
 
+# A second Ctrl-C stops a run within three seconds, of which the process needs one to end: how long an ending
+# that is cut short may take, and how much of that nodes get to read their goodbye.
+STOP_NOW_SECONDS, HURRIED_PARTING_SECONDS = 2.0, 0.5
 
-def keep_last(keeper: Keeper, core: CoordinatorCore, version: int, meters: Meters, now: float) -> str:
-    """A checkpoint of the end, if the learner's version is of the end; returns what to say if it fails."""
-    cut = core.cut(now)
-    if version != cut.version:
-        return ""
-    error = keeper.save_last(cut, meters.kept())
-    if error:
-        return f"the last checkpoint could not be written: {error}"
-    core.progress.durable_steps = cut.progress.steps
-    return ""
+
+@dataclass(frozen=True, slots=True)
+class SavedModel:
+    """The weights that an ending saved: after how many steps, and their hash; None if it saved none."""
+
+    step: int | None
+    sha256: str | None
+    # A last checkpoint has the same weights.
+    is_durable: bool = False
+
+    def facts(self) -> dict[str, Any]:
+        return {"weights_step": self.step, "weights_sha256": self.sha256}
+
+
+class Ending:
+    """Ends one run: `save`, then `close`; or `abandon`, at any moment."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        keeper: Journal,
+        recorder: RunFolder,
+        writer: Actor,
+        settings: Settings,
+        note: Callable[[str], None],
+    ) -> None:
+        self._learner = learner
+        self._keeper = keeper
+        self._recorder = recorder
+        self._writer = writer
+        self._settings = settings
+        self._note = note
+        self._is_saved = False
+        self._is_closing = False
+
+    async def save(self, cut: Cut, meters: Meters) -> SavedModel:
+        """Save the newest good weights; raises StorageError if the model cannot be written.
+
+        `cut`: what the core has decided, for a last checkpoint.
+        """
+        await self._writer.drain()
+        if not self._learner.is_whole:
+            if not await self._writer.result_of(self._restore_newest):
+                self._note("no model is saved: the last step broke, and there is no good checkpoint")
+                return SavedModel(None, None)
+            step = self._learner.version
+            self._note(f"{MODEL} has the weights of step {step}, from the last good checkpoint")
+        saved = await self._writer.result_of(self._save_model)
+        self._is_saved = True
+        # The core may have decided steps that were never applied: then no checkpoint of it fits the weights.
+        if self._settings.checkpoint_every != "off" and saved.step == cut.version:
+            failure = await self._writer.result_of(lambda: self._keeper.save_last(cut, meters.kept()))
+            if failure:
+                self._note(f"the last checkpoint could not be written: {failure}")
+            else:
+                saved = replace(saved, is_durable=True)
+        return saved
+
+    def _restore_newest(self) -> bool:
+        """Give the learner the weights of the newest checkpoint; False if there is none that can be used."""
+        checkpoint, _ = self._keeper.store.find_whole()
+        if checkpoint is None:
+            return False
+        try:
+            restore_weights(self._learner, checkpoint.files)
+        except StorageError:
+            return False
+        return True
+
+    def _save_model(self) -> SavedModel:
+        data, step = model_file(self._learner.flat.module), self._learner.version
+        # Ledger first: it says of every model that is found in the folder after how many steps it is.
+        self._keeper.record({"kind": "model", "version": step, "sha256": hashlib.sha256(data).hexdigest()})
+        self._keeper.sync()
+        self._recorder.save_model(data)
+        return SavedModel(step, self._learner.weights_sha256())
+
+    async def close(self, row: dict[str, Any], reason: str, error: str, summary: dict[str, Any]) -> None:
+        """Write the last metrics, the ledger's last record and the result, and give the folder back."""
+        self._recorder.metrics(row)
+        await self._writer.result_of(lambda: self._end_ledger(reason, error))
+        facts = {"reason": reason, "result": summary, "ledger": self._keeper.head}
+        await self._writer.result_of(lambda: self._recorder.manifest(facts))
+        await self._writer.result_of(self._recorder.close)
+
+    async def abandon(self, learner: Actor, reason: str, error: str) -> None:
+        """Save nothing more; end the ledger once the `learner` and the writer have done what they began."""
+        if not self._is_saved:
+            self._note(f"no model is saved; {self._keeper.store.last_good}")
+        await learner.drain()
+        await self._writer.drain()
+        if not self._is_closing:
+            await self._writer.result_of(lambda: self._end_ledger(reason, error))
+
+    def _end_ledger(self, reason: str, error: str) -> None:
+        self._is_closing = True
+        self._keeper.stop({"kind": "stop", "reason": reason, "error": error})

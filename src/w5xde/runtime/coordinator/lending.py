@@ -66,22 +66,35 @@ class Lending:
             peer.version_asked = peer.version
 
     def _send_parameters(self, peer: Peer, leases: list[Lease], found: PackedBatches) -> None:
-        tasks = self._ports.tasks
-        if peer.version_asked >= leases[0].version:
+        tasks, parameters = self._ports.tasks, self._ports.model.parameters
+        is_chosen = not self._to_verify.isdisjoint(lease.id for lease in leases)
+        if peer.version_asked >= leases[0].version and not is_chosen:
             # The work waits its turn all the same, so that it never overtakes its parameters.
             tasks.call(lambda: None, lambda _: self._send_work(peer, leases, found))
             return
         whole = peer.version_asked < 0
-        peer.version_asked = leases[0].version
+        peer.version_asked = max(peer.version_asked, leases[0].version)
 
-        def send(made: Snapshot) -> None:
-            peer.version = made.version
-            peer.version_asked = max(peer.version_asked, peer.version)
-            self._meters.node(peer.name).moved_vectors(made.raw_bytes, made.encoded_bytes)
-            peer.connection.send(Params(peer.version, whole, made.codec), made.pieces, made.sent, hold=True)
+        def make() -> tuple[Snapshot, memoryview | None]:
+            # An answer is verified on the very parameters that the node has.
+            kept = parameters.whole_copy() if is_chosen else None
+            return parameters.get(peer, whole=whole), kept
+
+        def send(made: tuple[Snapshot, memoryview | None]) -> None:
+            snapshot, kept = made
+            if peer.version != snapshot.version:
+                peer.version = snapshot.version
+                peer.version_asked = max(peer.version_asked, peer.version)
+                self._meters.node(peer.name).moved_vectors(snapshot.raw_bytes, snapshot.encoded_bytes)
+                message = Params(peer.version, whole, snapshot.codec)
+                peer.connection.send(message, snapshot.pieces, snapshot.sent, hold=True)
+            elif snapshot.sent is not None:
+                snapshot.sent()
+            if kept is not None:
+                self._ports.verifier.keep(snapshot.version, kept)
             self._send_work(peer, leases, found)
 
-        tasks.call(lambda: self._ports.model.parameters.get(peer, whole=whole), send)
+        tasks.call(make, send)
 
     def _send_work(self, peer: Peer, leases: list[Lease], found: PackedBatches) -> None:
         # Reading the batches may have taken time: a lease that ended meanwhile is not sent.
@@ -105,7 +118,7 @@ class Lending:
                 at += packed.body_bytes
             if lease.id in self._to_verify:
                 self._to_verify.discard(lease.id)
-                self._ports.recheck.sent(peer, lease, [found[key] for key in step.keys[start:stop]])
+                self._ports.verifier.sent(peer.version, lease, [found[key] for key in step.keys[start:stop]])
             place = (step.epoch, start, stop, step.count, step.samples)
             loans.append(Loan(lease.id, *place, batches, step.apart))
         batch_count = sum([lease.span.count for lease in wanted])

@@ -6,7 +6,9 @@ import asyncio
 import os
 
 from w5xde.control.pool.local_nodes import AbandonRun, Decision, LocalNodesCore, StartNode, TellUser
+from w5xde.control.pool.names import local_name
 from w5xde.runtime.coordinator.body import Coordinator
+from w5xde.runtime.node.exit_status import describe_status
 from w5xde.runtime.node.fork_server import ForkServer
 
 TICK_SECONDS = 0.1
@@ -20,10 +22,10 @@ class LocalNodes:
     ) -> None:
         self._server = server
         self._coordinator = coordinator
-        self._core = LocalNodesCore([f"local-{i + 1}" for i in range(count)])
+        self._core = LocalNodesCore([local_name(i + 1) for i in range(count)])
         # A coordinator that listens on every address is reached at this machine's own.
         own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        self._ticket = coordinator.entry.house_ticket(own, port)
+        self._ticket = coordinator.entry.local_ticket(own, port)
         self._loop = asyncio.get_running_loop()
 
     def start(self) -> None:
@@ -48,7 +50,7 @@ class LocalNodes:
                 self._core.started(name, now)
             case "ended":
                 self._coordinator.meters.node(name).pid = None
-                self._perform(self._core.ended(name, number, now))
+                self._perform(self._core.ended(name, number, now, describe_status(number)))
             case "failed":
                 self._perform(self._core.failed(name, os.strerror(number)))
             case "died":

@@ -46,6 +46,10 @@ class ParameterEncoder:
             self._made[whole, pipeline.spec] = made
         return made
 
+    def whole_copy(self) -> memoryview:
+        """Every parameter and buffer of the newest version, as bytes that stay as they are."""
+        return self._learner.snapshot(whole=True)
+
     def _raw(self, *, whole: bool) -> Snapshot:
         version = self._learner.version
         reading = self._learner.read_state(whole=whole)

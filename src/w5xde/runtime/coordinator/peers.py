@@ -32,10 +32,10 @@ from w5xde.messages import (
 )
 from w5xde.protocol.session import COORDINATOR
 from w5xde.protocol.wire import Body, Limits
-from w5xde.runtime.admission.gatekeeper import Admission, Entry
-from w5xde.runtime.admission.names import Guests, local_id
+from w5xde.runtime.admission.bans import Bans
+from w5xde.runtime.admission.gatekeeper import Admission, Gatekeeper
 from w5xde.runtime.admission.register import Refused
-from w5xde.runtime.coordinator.canary_check import Proving
+from w5xde.runtime.coordinator.canary_check import CanaryCheck
 from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.coordinator.updates import Updates
 from w5xde.runtime.net.connection import Connection, Owner
@@ -78,8 +78,8 @@ class Peers:
         welcome: Welcome,
         vector_bytes_max: int,
         configure: Callable[[Any], None],
-        entry: Entry,
-        proving: Proving,
+        entry: Gatekeeper,
+        proving: CanaryCheck,
     ) -> None:
         self.entry = entry
         self.doorman = Doorman()
@@ -98,7 +98,7 @@ class Peers:
         self._heard_at: dict[str, float] = {}
         self._open = 0
         self._all_gone = asyncio.Event()
-        self._guests = Guests(
+        self._bans = Bans(
             entry,
             lambda: list(self),
             lambda peer, reason: None if self._is_closing else self.evict(peer, reason),
@@ -180,7 +180,7 @@ class Peers:
         """Let uploads continue whose turn has come; a peer that must wait is not silent by its own fault."""
         for peer in self._host.updates.tick(now):
             self._noticed(peer)
-        self._guests.refresh(now)
+        self._bans.refresh(now)
 
     def take_heard(self) -> dict[str, float]:
         """When each ready peer was last heard, of those that were heard since the last call."""
@@ -224,13 +224,12 @@ class Peers:
             what = f"this node speaks protocol {hello.protocol}, the run needs {PROTOCOL_VERSION}"
             fix = f"install w5xde {w5xde.__version__} on both machines"
             self._refuse(peer, Refuse("W5-107", what, fix=fix))
-        elif self.entry.is_of_the_house(hello):
-            node_id = local_id(hello.name)
-            banned = self._guests.local_ban(node_id)
+        elif self.entry.is_local_node(hello):
+            banned = self._bans.of_local_node(hello.name)
             if banned:
                 self._refuse(peer, Refuse("W5-114", f"this node is banned from the run: {banned}"))
             else:
-                self._welcome(peer, hello, Admission(node_id))
+                self._welcome(peer, hello, Admission(is_local=True))
         else:
             asked = self.entry.admit(hello, peer.visit.address)
             asked.add_done_callback(lambda done: self._admitted(peer, hello, done))
@@ -264,14 +263,12 @@ class Peers:
             what = f"the run here is {run}, not {hello.run}"
             self._refuse(peer, Refuse("W5-109", what, fix="join again by hand"))
             return
-        for other in list(self._peers.values()):
-            if admission.node_id and other.node_id == admission.node_id:
-                # If that is what is left of a broken connection, nobody hears it.
-                is_local = admission.node_id == local_id(hello.name)
-                copied = "another node came with its credential: was the state folder copied?"
-                self.evict(other, "it came back on a new connection" if is_local else copied)
+        peer.name = self._bans.assign_name(hello, admission, self._peers)
+        if peer.name in self._peers:
+            # If that is what is left of a broken connection, nobody hears it.
+            copied = "another node came with its credential: was the state folder copied?"
+            self.evict(self._peers[peer.name], copied if admission.node_id else "it was started again")
         self._unnamed.discard(peer)
-        peer.name = self._guests.name_for(hello.name, admission.node_id, self._peers)
         peer.node_id, peer.is_looking = admission.node_id, hello.looks
         peer.device, peer.machine, peer.cores = hello.device, hello.machine, hello.cores
         peer.welcomed_at = asyncio.get_running_loop().time()
@@ -335,9 +332,9 @@ class Peers:
 
     def ban(self, name: str, reason: str) -> None:
         """Let a node in no more, whether it is here or has gone."""
-        self._guests.ban(name, reason)
+        self._bans.ban(name, reason)
 
-    async def close(self, reason: str) -> None:
+    async def close(self, reason: str, parting_seconds: float) -> None:
         """The run is over: say goodbye, and let last words arrive, but not for ever."""
         self._is_closing = True
         self._all_gone.clear()
@@ -351,7 +348,7 @@ class Peers:
                 peer.connection.send(Bye(reason[:4000], finished=True))
             else:
                 peer.connection.close()
-        await self._wait_until_gone(PARTING_SECONDS)
+        await self._wait_until_gone(parting_seconds)
         for peer in self._everybody():
             peer.connection.abort()
         await self._wait_until_gone(ABORTING_SECONDS)

@@ -20,7 +20,7 @@ from w5xde.runtime.coordinator.lending import Lending
 from w5xde.runtime.coordinator.ports import Ports
 from w5xde.runtime.coordinator.steps import Applied, StepReports, Steps
 from w5xde.runtime.coordinator.updates import Updates
-from w5xde.runtime.durable.journal import Keeper
+from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.telemetry.meters import Meters
 
 # Effects that the learner carries out, together if they come together.
@@ -48,7 +48,7 @@ class Pipeline:
     def __init__(
         self,
         core: CoordinatorCore,
-        journal: Keeper,
+        journal: Journal,
         ports: Ports,
         meters: Meters,
         around: Surroundings,
@@ -71,7 +71,7 @@ class Pipeline:
         )
         reports = StepReports(self._applied, self.dispatch, around.learner_broke)
         self.steps = Steps(ports, self.view, journal, meters, reports)
-        self._recheck = ports.recheck
+        self._verifier = ports.verifier
         self._kept_meters = meters.kept
         self._events: deque[ev.Event] = deque()
         self._is_dispatching = False
@@ -124,7 +124,10 @@ class Pipeline:
 
     def _verify(self, effect: ev.Verify) -> None:
         lease = effect.lease
-        self._recheck.verify(lease, self.updates.look_at(lease.node, lease.id))
+        given = self.updates.look_at(lease.node, lease.id)
+        if given is None:
+            raise LookupError(f"lease {lease.id} is to be verified, and its answer is not here")
+        self._verifier.verify(lease, given)
 
     def _reopen(self, effect: ev.Reopen) -> None:
         self.steps.reopen(effect)

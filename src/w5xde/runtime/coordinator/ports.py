@@ -46,13 +46,17 @@ class Batches(Protocol):
     def release(self, keys: list[Key]) -> None: ...
 
 
-class Stepper(Protocol):
+class StepMaker(Protocol):
     """The learner: makes optimizer steps from sums. Used only where `Tasks` calls."""
 
     @property
     def version(self) -> int: ...
     @property
     def can_roll_back(self) -> bool: ...
+    @property
+    def is_whole(self) -> bool:
+        """Whether its state is that of a version: not if it failed in the middle of a step."""
+
     def apply(self, totals: list[Total]) -> list[float]: ...
     def apply_all(self, steps: list[list[Total]]) -> tuple[list[list[float]], BaseException | None]: ...
     def body_of(self, total: Total) -> bytes | memoryview:
@@ -89,22 +93,27 @@ class Parameters(Protocol):
     """Encodes the newest version for a peer. Used only where `Tasks` calls."""
 
     def get(self, peer: Peer, *, whole: bool) -> Snapshot: ...
+    def whole_copy(self) -> memoryview:
+        """Every parameter and buffer of the newest version, as bytes that do not change."""
 
 
-class Recheck(Protocol):
+class Verifier(Protocol):
     """Computes leases a second time, with `--verify`."""
 
-    def sent(self, peer: Peer, lease: Lease, batches: list[Packed]) -> None:
-        """This lease goes to a peer now, and its answer will be verified."""
+    def keep(self, version: int, params: memoryview) -> None:
+        """Keep the parameters of a version: leases that will be verified are about to be sent with it."""
 
-    def verify(self, lease: Lease, given: list[Contribution] | None) -> None:
+    def sent(self, version: int, lease: Lease, batches: list[Packed]) -> None:
+        """A lease that will be verified was sent, with a version that is kept."""
+
+    def verify(self, lease: Lease, given: list[Contribution]) -> None:
         """Compare this answer with our own; the core hears of it as `Verified`."""
 
 
 class ModelPorts(NamedTuple):
     """The model that is trained."""
 
-    learner: Stepper
+    learner: StepMaker
     sums: StepSums
     reader: Reader
     parameters: Parameters
@@ -119,4 +128,4 @@ class Ports:
     peers: PeerTable
     batches: Batches
     model: ModelPorts
-    recheck: Recheck
+    verifier: Verifier

@@ -24,12 +24,12 @@ from w5xde.learn.step.incoming import UpdateReader
 from w5xde.learn.step.learner import Learner
 from w5xde.learn.step.sums import StepNotFinite
 from w5xde.messages import Welcome
-from w5xde.runtime.admission.gatekeeper import Entry
-from w5xde.runtime.coordinator.canary_check import Proving
+from w5xde.runtime.admission.gatekeeper import Gatekeeper
+from w5xde.runtime.coordinator.canary_check import CanaryCheck
 from w5xde.runtime.coordinator.peers import Host, Peers
-from w5xde.runtime.durable.journal import Keeper
+from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.resume import Restored
-from w5xde.runtime.durable.run_folder import Recorder
+from w5xde.runtime.durable.run_folder import RunFolder
 from w5xde.runtime.net.listener import Door, places_of
 from w5xde.runtime.net.sockets import configure
 
@@ -72,6 +72,7 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         save_steps=settings.save_steps,
         logs_steps=settings.durability == "step",
         max_update_norm=str(settings.max_update_norm),
+        own_norm=prepared.own_norm,
         verify=settings.verify,
         is_large=prepared.learner.route.is_large,
         stretches=_may_stretch(prepared.learner, settings),
@@ -107,7 +108,7 @@ def build_reader(learner: Learner, settings: Settings) -> UpdateReader:
 
 
 def open_reception(
-    host: Host, prepared: Prepared, settings: Settings, recorder: Recorder, life: int, reader: UpdateReader
+    host: Host, prepared: Prepared, settings: Settings, recorder: RunFolder, life: int, reader: UpdateReader
 ) -> Peers:
     layout = prepared.learner.flat.blueprint.layout
     return Peers(
@@ -115,8 +116,8 @@ def open_reception(
         welcome=Welcome(recorder.name, life, "", layout, prepared.rules),
         vector_bytes_max=reader.body_bytes_max,
         configure=lambda sock: configure(sock, settings),
-        entry=Entry(recorder.folder, recorder.facts["id"], settings),
-        proving=Proving(prepared),
+        entry=Gatekeeper(recorder.folder, recorder.facts["id"], settings),
+        proving=CanaryCheck(prepared, verifies=settings.verify > 0),
     )
 
 
@@ -136,7 +137,7 @@ def first_records(
 
 
 def open_ledger(
-    keeper: Keeper, recorder: Recorder, settings: Settings, core: CoordinatorCore, restored: Restored | None
+    keeper: Journal, recorder: RunFolder, settings: Settings, core: CoordinatorCore, restored: Restored | None
 ) -> None:
     """The first words of this life are on the disk before anybody can join."""
     records = first_records(recorder.name, keeper.life, settings.mode, settings.durability, core, restored)
@@ -194,6 +195,8 @@ def words_of(
         yield "no canary", f"what nodes compute cannot be tried before they join: {prepared.canary_trouble}"
     if restored is None:
         return
+    for loss in restored.lost:
+        yield "storage", f"{loss}: the audit can no longer prove what was trained before"
     for damage in restored.damaged:
         yield "storage", f"a damaged checkpoint is passed over and kept aside: {damage}"
     if restored.cut is None:

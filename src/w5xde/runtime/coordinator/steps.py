@@ -17,7 +17,7 @@ from w5xde.control.steps.cut import Cut
 from w5xde.control.view import CoreView
 from w5xde.learn.step.sums import Contribution, StepNotFinite, Total
 from w5xde.runtime.coordinator.ports import Ports
-from w5xde.runtime.durable.journal import Keeper
+from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.telemetry.meters import Meters
 
 # A decision, with what it needs: the update that came, or the cut to be logged with a step.
@@ -52,7 +52,7 @@ class Steps:
     """Carries out Fold, SetAside, Reopen and Step."""
 
     def __init__(
-        self, ports: Ports, view: CoreView, journal: Keeper, meters: Meters, reports: StepReports
+        self, ports: Ports, view: CoreView, journal: Journal, meters: Meters, reports: StepReports
     ) -> None:
         self._ports = ports
         self._learner = ports.model.learner
@@ -120,20 +120,22 @@ class Steps:
         if cut is not None and totals:
             try:
                 done.append(self._apply_logged(steps[0], totals[0], cut))
-            except StepNotFinite as error:
+            except (Exception, SystemExit) as error:
                 wrong = error
         elif totals:
             losses, broken = self._learner.apply_all(totals)
             wrong = broken or wrong
             for step, sums in zip(steps, losses, strict=False):
                 done.append(Applied(step, _mean_losses(step, sums), is_durable=False))
-        if wrong is not None and not (isinstance(wrong, StepNotFinite) and wrong.is_rolled_back):
+        if not self._learner.is_whole:
             return done, wrong
+        reason = str(wrong or "")
         for step in steps[len(done) :]:
             self._sums.drop(step.plan.index)
-            done.append(ev.Undone(step, str(wrong or "")))
-            wrong = None
-        return done, None
+            done.append(ev.Undone(step, reason))
+            reason = ""
+        # What is not finite may be a batch's fault, and is tried again; an optimizer that raises is not.
+        return done, None if isinstance(wrong, StepNotFinite) else wrong
 
     def _totals(self, steps: list[ev.Step]) -> tuple[list[list[Total]], BaseException | None]:
         """The sums of the steps that can be made one after another, and what is wrong with the next."""
@@ -176,6 +178,7 @@ class Steps:
             self._reports.applied(applied)
         for undone in done:
             if isinstance(undone, ev.Undone):
+                self._meters.shared(undone.step, -1)
                 self._reports.undone(undone)
         if error is not None:
             self._reports.failed(error)

@@ -160,10 +160,15 @@ class Updates:
         if place is None and len(body) != sum(lengths):
             self._refuse(peer, UNFIT)
             return
+        batches = peer.works[0].batches
         timing = self._measure(peer, update)
         meter = self._meters.node(peer.name)
         meter.moved_vectors(sum(counts) * self._reader.vector_bytes, sum(lengths))
-        if place is not None:
+        if all(answer.dropped for answer in update.answers):
+            # A node that drops a whole message may have no memory for it.
+            for answer in update.answers:
+                self._dispatch(ev.Dropped(peer.name, answer.lease, batches))
+        elif place is not None:
             self._checked(peer.name, update.answers, place, timing)
         else:
             self._check(

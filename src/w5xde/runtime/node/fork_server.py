@@ -28,8 +28,9 @@ import msgspec
 from w5xde.config import Settings
 from w5xde.errors import UsageError, W5xdeError
 from w5xde.learn.job.job import Job
-from w5xde.runtime.admission.node_pass import Pass
+from w5xde.runtime.admission.node_pass import NodePass
 from w5xde.runtime.node.body import Node
+from w5xde.runtime.node.exit_status import exit_status
 from w5xde.ticket import Ticket, parse
 
 # How long nodes may take to leave after their owner has gone.
@@ -237,11 +238,11 @@ def _run_node(job: Job, name: str, ticket: str, settings: Settings) -> None:
     _yield_to_coordinator()
     own = msgspec.structs.replace(settings, node_name=name, wait=START_SECONDS)
     try:
-        asyncio.run(_until_orphaned(Node(job, Pass(parse(ticket), keeps=False), own), server))
+        asyncio.run(_until_orphaned(Node(job, NodePass(parse(ticket), keeps=False), own), server))
     except W5xdeError as error:
         if settings.log != "silent" and os.getppid() == server:
             print(f"{name}: {error.lines()[0]}", file=sys.stderr, flush=True)
-        os._exit(error.exit_code)
+        os._exit(exit_status(error))
 
 
 def _yield_to_coordinator() -> None:

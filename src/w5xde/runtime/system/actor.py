@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Actor:
@@ -72,11 +74,16 @@ class Actor:
         if callback is not None:
             callback(value)
 
-    async def drain(self) -> None:
-        """Wait until every call made so far is done."""
-        done = self._loop.create_future()
-        self.call(lambda: None, done.set_result)
-        await done
+    async def result_of(self, function: Callable[[], T]) -> T:
+        """Call `function` after all calls before it; returns what it returns, raises what it raises."""
+        if self._inline:
+            return function()
+        return await self._loop.run_in_executor(self._threads, function)
 
-    def stop(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    async def drain(self) -> None:
+        """Wait until every call made so far is done, and its `done` has been called."""
+        await self.result_of(lambda: None)
+
+    def stop(self, *, cancels: bool = True) -> None:
+        """Take no more calls; those that wait for their turn are cancelled, or still made."""
+        self._threads.shutdown(wait=False, cancel_futures=cancels)

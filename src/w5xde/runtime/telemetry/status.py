@@ -60,6 +60,9 @@ class RunStatus:
     # What stands for the sum of a step, and in how many steps too few nodes took part for that.
     robust: str = "off"
     degraded_steps: int = 0
+    # With --verify: batches of answers computed again here, and of chosen ones for which that failed.
+    verified_batches: int = 0
+    unverified_batches: int = 0
     nodes: list[NodeRow] = field(default_factory=list)
 
     @property
