@@ -18,7 +18,7 @@ from w5xde.errors import JoinError, RemoteProtocolError
 from w5xde.learn.job.job import describe
 from w5xde.messages import Answer, Bye, Hello, Leave, Message, Refuse, Rejected, Update
 from w5xde.protocol.wire import Decoder, Limits, encode
-from w5xde.runtime.durable.run_folder import Recorder
+from w5xde.runtime.durable.run_folder import RunFolder
 from w5xde.runtime.telemetry.status import NodeStatus, RunStatus
 from w5xde.sanitize import harmless, to_json
 
@@ -146,6 +146,6 @@ def test_a_devices_markup_is_shown_and_not_obeyed() -> None:
 
 
 def test_a_run_is_not_named_by_a_file_whose_name_a_terminal_obeys(tmp_path: Path) -> None:
-    recorder = Recorder(Settings(runs=str(tmp_path)), f"job{ATTACK}")
+    recorder = RunFolder(Settings(runs=str(tmp_path)), f"job{ATTACK}")
     assert recorder.name.startswith("joboklink end-")
     recorder.close()

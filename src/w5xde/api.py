@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from w5xde.learn.step.learner import Learner
     from w5xde.runtime.coordinator.body import Coordinator
-    from w5xde.runtime.durable.journal import Keeper
+    from w5xde.runtime.durable.journal import Journal
     from w5xde.runtime.durable.resume import Restored
-    from w5xde.runtime.durable.run_folder import Recorder
+    from w5xde.runtime.durable.run_folder import RunFolder
     from w5xde.runtime.node.body import Node
-    from w5xde.runtime.node.fork_server import Nursery
+    from w5xde.runtime.node.fork_server import ForkServer
     from w5xde.runtime.telemetry.status import NodeReport
 
 
@@ -138,20 +138,23 @@ def run_coordinator(
     """A whole run, with settings that are already checked. `name` is what a job without a file is called."""
     named = _find(job, name)
     from w5xde.learn.model.device import choose_device, threads
-    from w5xde.runtime.node.fork_server import Nursery
+    from w5xde.runtime.node.fork_server import ForkServer
+    from w5xde.runtime.system.capacity import require_descriptors, require_memory
 
     choose_device(settings.device)
+    require_descriptors(settings.nodes)
+    require_memory(settings.nodes)
     with threads(settings.threads):
-        # Forked first: a fork after torch has started threads, or sockets are open, would copy them.
-        nursery = Nursery(named.job, settings) if settings.nodes else None
+        # Forked first: a later fork would copy open sockets.
+        fork_server = ForkServer(named.job, settings) if settings.nodes else None
         is_over = False
         try:
-            result = _run_prepared(named, settings, callbacks, watcher or Watcher(), nursery)
+            result = _run_prepared(named, settings, callbacks, watcher or Watcher(), fork_server)
             is_over = True
             return result
         finally:
-            if nursery is not None:
-                nursery.close(now=not is_over)
+            if fork_server is not None:
+                fork_server.close(now=not is_over)
 
 
 def _run_prepared(
@@ -159,7 +162,7 @@ def _run_prepared(
     settings: Settings,
     callbacks: Iterable[Callback],
     watcher: Watcher,
-    nursery: Nursery | None,
+    fork_server: ForkServer | None,
 ) -> Result:
     from w5xde.learn.job.coordinator_setup import prepare
     from w5xde.runtime.coordinator.body import Coordinator
@@ -178,7 +181,7 @@ def _run_prepared(
         recorder.discard()
         raise
     layout = prepared.learner.flat.blueprint.layout
-    recorder.learn(
+    recorder.facts.update(
         {
             "job": named.reference,
             "job_place": named.place,
@@ -189,8 +192,8 @@ def _run_prepared(
 
     def opened(host: str, port: int) -> None:
         watcher.started(coordinator, settings, named.reference)
-        if nursery is not None:
-            LocalNodes(nursery, coordinator, settings.nodes, host, port).start()
+        if fork_server is not None:
+            LocalNodes(fork_server, coordinator, settings.nodes, host, port).start()
 
     try:
         _run(coordinator.run(opened), coordinator.stop)
@@ -206,11 +209,11 @@ def _run_prepared(
     return Result(prepared.learner.flat.module, summary, recorder.folder, coordinator.reason)
 
 
-def _open_folder(named: _Named, settings: Settings) -> Recorder:
-    from w5xde.runtime.durable.run_folder import Recorder
+def _open_folder(named: _Named, settings: Settings) -> RunFolder:
+    from w5xde.runtime.durable.run_folder import RunFolder
 
     try:
-        return Recorder(settings, named.stem)
+        return RunFolder(settings, named.stem)
     except OSError as error:
         raise _folder_trouble(Path(settings.runs), error) from error
 
@@ -223,7 +226,7 @@ def _folder_trouble(folder: Path, error: OSError) -> StorageError:
     )
 
 
-def _require_same_data(recorder: Recorder, samples: int | None) -> None:
+def _require_same_data(recorder: RunFolder, samples: int | None) -> None:
     """Another number of samples is another order of samples: some would count twice, some never."""
     before = recorder.facts.get("samples", samples)
     if before != samples:
@@ -234,32 +237,32 @@ def _require_same_data(recorder: Recorder, samples: int | None) -> None:
         )
 
 
-def _open_books(learner: Learner, recorder: Recorder, settings: Settings) -> tuple[Keeper, Restored | None]:
+def _open_books(learner: Learner, recorder: RunFolder, settings: Settings) -> tuple[Journal, Restored | None]:
     """What keeps the run's memory; if it is resumed, the learner is brought to where it goes on."""
     from w5xde.learn.step.checkpoint import capture, refuse_unkeepable
     from w5xde.learn.step.checkpoint import restore as restore_learner
-    from w5xde.runtime.durable.journal import Keeper
+    from w5xde.runtime.durable.journal import Journal
+    from w5xde.runtime.durable.ledger import Ledger
     from w5xde.runtime.durable.resume import restore
 
     if settings.checkpoint_every != "off":
         refuse_unkeepable(learner)
-    keeper = Keeper(
-        recorder.disk,
+    keeper = Journal(
+        Ledger(recorder.disk, time.time),
         lambda: capture(learner),
-        time.time,
         keep=settings.keep_checkpoints,
         logs_steps=settings.durability == "step",
     )
     if not recorder.is_resumed:
         return keeper, None
     restored = restore(
-        recorder.disk,
-        keeper.store,
+        keeper,
         lambda files: restore_learner(learner, files),
         lambda step, record, body: learner.replay(
             step.plan.count, body, frozenset(record["absent"]), record["loss_sum"]
         ),
         recorder.name,
+        recorder.written,
     )
     _require_epochs(restored, settings, recorder.name)
     return keeper, restored
@@ -370,12 +373,12 @@ def run_node(
 ) -> NodeReport:
     """One node, with settings that are already checked; it `keeps` what lets it come back by itself."""
     named = _find(job)
-    from w5xde.runtime.admission.node_pass import Pass
+    from w5xde.runtime.admission.node_pass import NodePass
     from w5xde.runtime.net.sockets import is_here
     from w5xde.runtime.node.body import Node
 
     watch = watcher or Watcher()
-    entrance = Pass(ticket, keeps=keeps)
+    entrance = NodePass(ticket, keeps=keeps)
     node = Node(named.job, entrance, settings, watch.node_note, callbacks)
     if ticket.is_clear and not all(is_here(host) for host, _ in ticket.addresses):
         watch.node_note("insecure", CLEAR_TEXT)

@@ -17,7 +17,7 @@ STATE_VARIABLE = "W5XDE_STATE"
 
 
 def find_run(runs: str, name: str) -> Path:
-    """The folder of a run: its name, a path to it, or `latest`."""
+    """Return the folder of a run, given its name, a path to it, or `latest`."""
     if name == LATEST:
         found = [path for path in Path(runs).glob("*") if (path / MANIFEST).is_file()]
         if not found:
@@ -34,10 +34,10 @@ def find_run(runs: str, name: str) -> Path:
 
 
 def _touched(folder: Path) -> float:
-    """The time of the last write to the run; names only tell when it began."""
+    """Return when a file of the run last changed."""
     times = [0.0]
     for path in folder.iterdir():
-        with contextlib.suppress(OSError):  # a run that goes on also removes files
+        with contextlib.suppress(OSError):  # a running coordinator also removes files
             times.append(path.stat().st_mtime)
     return max(times)
 
@@ -48,7 +48,7 @@ def _known(runs: str) -> str:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a run: the settings that it was started with, and its result."""
+    """Return the manifest of a run; StorageError if it cannot be read."""
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes())
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -63,6 +63,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def free_name(folder: Path, stem: str) -> str:
-    """`stem`, or `stem` with the first number that makes a name which no run there has."""
+    """Return a name that begins with `stem` and that no run in `folder` has."""
     names = [stem, *(f"{stem}-{i}" for i in range(2, 1000))]
     return next(name for name in names if not (folder / name).exists())

@@ -1,13 +1,13 @@
-"""A ticket: the one line that lets a machine join a run, as noun and as text. Knows no sockets or clock.
+"""A ticket: the line with which a machine joins a run, as an object and as text. Knows no sockets or clock.
 
     w5 + base32 of    version and kind 1   length 1   id 8   secret 16   expiry 4   fingerprint 32 or none
                       port 2   hosts: 0 + IPv4, 1 + IPv6, or length + 1 and a name   CRC-32 4
 
-Letters and digits alone, so that a double click takes all of it and a QR code is small; case does not matter,
-nor do blanks and line breaks. The length is inside, so that a cut is noticed for certain; a wrong character
-or two that changed places are a burst of at most ten bits, and CRC-32 notices every burst of up to 32.
-The fingerprint is the sha256 of the coordinator's certificate: whoever has the ticket needs no authority to
-know whom to trust. The ticket is a secret: neither `repr`, nor `str`, nor any error shows it.
+The text has only letters and digits, so that a double click selects all of it and a QR code is small; case,
+blanks and line breaks do not matter. It contains its length, so a cut is always noticed; a wrong character,
+or two in the wrong order, is a burst of at most ten bits, and CRC-32 notices every burst of up to 32. The
+fingerprint is the sha256 of the coordinator's certificate, so no authority is needed to trust it. A ticket is
+a secret: neither `repr`, nor `str`, nor any error shows it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ VARIABLE = "W5XDE_TICKET"
 _BYTES_MAX = 255
 _TEXT_CHARACTERS_MAX = 4096
 _EXPIRES_MAX = 2**32 - 1
-# Enough of a fingerprint for people to compare: nobody makes certificates until 64 bits happen to be equal.
+# Enough of a fingerprint for people to compare: finding another certificate with the same 64 bits takes too
+# long.
 _SHOWN_HEX = 16
 
 _PINNED, _CLEAR, _PKI = 0, 1, 2
@@ -46,7 +47,7 @@ _HEAD = struct.Struct(f">BB{ID_BYTES}s{SECRET_BYTES}sI")
 _CRC_BYTES = 4
 _IPV4, _IPV6, _NAME = 0, 1, 1
 
-# Crockford's: without I, L, O and U; the first three are read as what they are taken for.
+# Crockford's base32, without I, L, O and U; the first three are read as the digits that they look like.
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _BASE_32 = "0123456789abcdefghijklmnopqrstuv"
 _TO_BASE_32 = str.maketrans(_ALPHABET + "oil", _BASE_32 + "011")
@@ -57,7 +58,7 @@ _HOST_NAME_MAX = 253
 
 
 class Secret:
-    """Bytes that show themselves only to who asks by name."""
+    """Bytes that are shown by `reveal` alone, never by printing or storing their owner."""
 
     __slots__ = ("_hidden",)
 
@@ -68,7 +69,7 @@ class Secret:
         return self._hidden
 
     def digest(self) -> bytes:
-        """Its sha256: what may be kept of it."""
+        """Return the sha256, which may be stored."""
         return hashlib.sha256(self._hidden).digest()
 
     def __len__(self) -> int:
@@ -88,19 +89,19 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a machine needs to join: where to, whom to trust there, and what lets it in."""
+    """What a machine needs to join: addresses, the certificate to trust, and a secret."""
 
     # (host, port), best first; all have one port. Hosts are IPv4, IPv6 or a name.
     addresses: tuple[tuple[str, int], ...]
-    # sha256 of the certificate's DER; empty where the run is in clear text or its certificate is checked.
+    # The sha256 of the certificate in DER; empty if the run is in clear text or an authority signed it.
     fingerprint: bytes
     id: bytes
     secret: Secret
     # Unix seconds; 0: never.
     expires_at: int = 0
-    # Nothing is encrypted: anybody on the way reads and changes everything.
+    # Nothing is encrypted: anybody on the network path can read and change everything.
     is_clear: bool = False
-    # The certificate is one that authorities vouch for: names and dates are checked, nothing is pinned.
+    # An authority signed the certificate: names and dates are checked, nothing is pinned.
     is_pki: bool = False
 
     def __post_init__(self) -> None:
@@ -126,24 +127,24 @@ class Ticket:
         return bool(self.expires_at) and now >= self.expires_at
 
     def to_text(self) -> str:
-        """The line to hand on, secret included."""
+        """Return the line to hand on. It holds the secret."""
         body = self._body()
         data = body + zlib.crc32(body).to_bytes(_CRC_BYTES, "big")
         return PREFIX + _to_base32(data)
 
     def _body(self) -> bytes:
-        """All but the checksum."""
+        """Return all bytes but the checksum."""
         kind = _CLEAR if self.is_clear else _PKI if self.is_pki else _PINNED
         rest = self.fingerprint + self.addresses[0][1].to_bytes(2, "big")
         rest += b"".join(_pack_host(host) for host, _ in self.addresses)
-        # The length is checked once it is known: until then any will do.
+        # `__post_init__` refuses a ticket that is too long; until then the length only has to fit its byte.
         length = min(_HEAD.size + len(rest) + _CRC_BYTES, _BYTES_MAX)
         head = _HEAD.pack(VERSION << 4 | kind, length, self.id, self.secret.reveal(), self.expires_at)
         return head + rest
 
 
 def join_line(ticket: Ticket, job: str) -> str:
-    """What to type on another machine. Holds the secret."""
+    """Return the command for another machine. It holds the secret."""
     return f"w5xde join {ticket.to_text()} {shlex.quote(job)}"
 
 
@@ -196,7 +197,7 @@ def _to_base32(data: bytes) -> str:
 
 
 def _from_base32(digits: str, length: int) -> tuple[bytes, int]:
-    """So many bytes, and the bits that the last character has left over."""
+    """Return this many bytes, and the unused bits of the last character."""
     value = int(digits.translate(_TO_BASE_32), 32)
     over = len(digits) * 5 - length * 8
     return (value >> over).to_bytes(length, "big"), value & ((1 << over) - 1)
@@ -207,10 +208,10 @@ def _characters(length: int) -> int:
 
 
 def parse(text: str) -> Ticket:
-    """The ticket that a text says, or JoinError W5-101."""
+    """Return the ticket of a text. Raises JoinError W5-101."""
     packed = "".join(text[:_TEXT_CHARACTERS_MAX].split())
     count = len(packed)
-    # Before capitals go: there are letters beyond ASCII that become one of ours.
+    # Before lowering: some letters beyond ASCII become ASCII letters.
     if not packed.isascii():
         raise _damaged(f"this ticket is damaged ({count} characters, one of them is in no ticket)")
     packed = packed.lower()
@@ -236,7 +237,7 @@ def parse(text: str) -> Ticket:
 
 
 def _unpack(body: bytes) -> Ticket:
-    """A ticket from bytes that are as somebody made them, though perhaps not as we would."""
+    """Return the ticket of bytes with a right checksum, which may still hold nonsense."""
     mark, _, ticket_id, secret, expires_at = _HEAD.unpack_from(body)
     version, kind = mark >> 4, mark & 15
     if version != VERSION or kind not in (_PINNED, _CLEAR, _PKI):
@@ -258,7 +259,7 @@ def _unpack(body: bytes) -> Ticket:
             is_pki=kind == _PKI,
         )
     except (ValueError, UsageError):
-        # Its checksum is right, so no accident: somebody made it so.
+        # The checksum is right, so this is no accident: it was made so.
         raise _damaged("this ticket makes no sense, though it is whole") from None
 
 
@@ -269,7 +270,7 @@ def _damaged(what: str) -> JoinError:
 
 
 def read_ticket(argument: str | None, environ: Mapping[str, str], stdin: TextIO) -> Ticket:
-    """The ticket a user means: itself, `@file`, `-` for standard input; left out: W5XDE_TICKET."""
+    """Return the ticket of an argument: the text itself, `@file`, `-` for standard input, or W5XDE_TICKET."""
     if argument is None:
         if not environ.get(VARIABLE, "").strip():
             raise UsageError(
@@ -286,7 +287,7 @@ def read_ticket(argument: str | None, environ: Mapping[str, str], stdin: TextIO)
 
 
 def _read_lines(stdin: TextIO) -> Ticket:
-    """Read until there is a whole ticket: who pastes one into a terminal need not say that it ended."""
+    """Read lines until they make a whole ticket, so that a pasted one needs no end of file."""
     text = ""
     while len(text) < _TEXT_CHARACTERS_MAX and (line := stdin.readline(_TEXT_CHARACTERS_MAX)):
         text += line
@@ -319,11 +320,11 @@ def _read_file(name: str) -> str:
     return text
 
 
-# --- what can be wrong with a ticket that is whole ------------------------------------------------
+# --- errors of a ticket that was read -------------------------------------------------------------
 
 
 def no_longer_accepted(reason: str) -> JoinError:
-    """The ticket was good once."""
+    """Return the error for a ticket that was valid once."""
     return JoinError(
         f"the coordinator no longer accepts this ticket ({reason})",
         code="W5-105",
@@ -332,7 +333,7 @@ def no_longer_accepted(reason: str) -> JoinError:
 
 
 def expired_ago(expires_at: float, now: float) -> str:
-    """The reason, as people say it."""
+    """Return how long ago a ticket expired, in words."""
     seconds = max(0.0, now - expires_at)
     for length, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= length:
@@ -342,7 +343,7 @@ def expired_ago(expires_at: float, now: float) -> str:
 
 
 def other_identity(address: str, got: bytes, expected: bytes) -> JoinError:
-    """Somebody answers there, but not who made the ticket; nothing was said to them."""
+    """Return the error for an address at which another machine answers; nothing was sent to it."""
     return JoinError(
         f"the machine at {address} is not the one that made this ticket",
         code="W5-501",
@@ -353,5 +354,5 @@ def other_identity(address: str, got: bytes, expected: bytes) -> JoinError:
 
 
 def shown(fingerprint: bytes) -> str:
-    """A fingerprint for people to compare."""
+    """Return the part of a fingerprint that people compare."""
     return f"{fingerprint.hex()[:_SHOWN_HEX]}…" if fingerprint else "none"

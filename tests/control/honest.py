@@ -14,7 +14,7 @@ from typing import Any
 
 from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore
-from w5xde.control.ledger_records import Record, Scribe
+from w5xde.control.ledger_records import Record, RecordBuilder
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.cut import Cut
 from w5xde.control.steps.leases import Lease
@@ -59,7 +59,7 @@ class Story:
         if version is not None:
             self._restored(version, again)
         del self.steps[self._core.version :]
-        self._scribe, self._pending = Scribe(), deque[Lease]()
+        self._scribe, self._pending = RecordBuilder(), deque[Lease]()
         self._finish: ev.Finish | None = None
         self._tell(ev.Ticked(), *(ev.Joined(node) for node in nodes))
         if self._is_stream:

@@ -94,6 +94,7 @@ class Teller:
         self.now = 100.0
         self._epoch = 0
         self._muted: list[str] = []
+        self._heard: dict[str, float] = {}
         self._applying: deque[ev.Step] = deque()
         self._words: dict[str, Callable[[list[str]], Iterator[str]]] = {
             "join": self._join,
@@ -115,7 +116,7 @@ class Teller:
             "mute": self._mute,
             "advance": self._advance,
             "sleep": self._sleep,
-            "tick": lambda words: self._say(ev.Ticked()),
+            "tick": lambda words: self._tick(),
         }
 
     def tell(self, event: str) -> Iterator[str]:
@@ -141,7 +142,7 @@ class Teller:
     def _answer(self, words: list[str]) -> Iterator[str]:
         """`answer a #1`, `answer a #1 in 200ms` (a batch took so long), `answer a #1 norm 2` (so large)."""
         node, number, *rest = words
-        self.core.members.heard(node, self.now)
+        self._heard[node] = self.now
         said = dict(zip(rest[::2], rest[1::2], strict=True))
         took = seconds(said["in"]) if "in" in said else BATCH_SECONDS
         norms = [float(said["norm"])] if "norm" in said else []
@@ -175,11 +176,15 @@ class Teller:
         ticks = round(seconds(words[0]) / TICK_SECONDS)
         for tick in range(1, ticks + 1):
             self.now = began + tick * TICK_SECONDS
-            for member in self.core.members:
+            for member in self.core.view.members:
                 if member.name not in self._muted:
-                    self.core.members.heard(member.name, self.now)
-            for told in self._say(ev.Ticked()):
+                    self._heard[member.name] = self.now
+            for told in self._tick():
                 yield f"{self.now - began:.1f}s: {told}"
+
+    def _tick(self) -> Iterator[str]:
+        heard, self._heard = self._heard, {}
+        return self._say(ev.Ticked(heard=heard))
 
     def _sleep(self, words: list[str]) -> Iterator[str]:
         self.now += seconds(words[0])

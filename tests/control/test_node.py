@@ -28,7 +28,7 @@ class Story:
         wanted: list[nd.Effect] = []
         for _ in range(round(seconds / nd.TICK_SECONDS)):
             self.now += nd.TICK_SECONDS
-            wanted += self.tell(nd.Ticked())
+            wanted += self.tell(nd.TimePassed())
         return wanted
 
     def joined(self) -> Story:
@@ -52,7 +52,7 @@ def test_a_node_dials_greets_checks_and_is_ready() -> None:
     story = Story()
     assert story.started == [nd.Dial(0.0)]
     assert story.tell(nd.Opened()) == [nd.Greet()]
-    assert story.tell(nd.Welcomed()) == [nd.Check()]
+    assert story.tell(nd.Welcomed()) == [nd.CheckModel()]
     assert story.tell(nd.Checked()) == [nd.SayReady()]
     assert story.core.has_joined
 
@@ -61,7 +61,7 @@ def test_a_node_dials_greets_checks_and_is_ready() -> None:
 def test_a_node_that_never_joined_gives_up_after_its_wait(seed: int) -> None:
     story = Story(seed=seed)
     while True:
-        (effect,) = story.tell(nd.DialFailed("refused"))
+        (effect,) = story.tell(nd.Lost("refused"))
         if not isinstance(effect, nd.Dial):
             break
         assert story.now < WAIT_SECONDS
@@ -71,7 +71,7 @@ def test_a_node_that_never_joined_gives_up_after_its_wait(seed: int) -> None:
 
 
 def test_a_node_that_will_not_wait_gives_up_at_once() -> None:
-    assert Story(wait_seconds=0.0).tell(nd.DialFailed("refused")) == [nd.Exit("refused", error="refused")]
+    assert Story(wait_seconds=0.0).tell(nd.Lost("refused")) == [nd.Exit("refused", error="refused")]
 
 
 def test_a_coordinator_that_lets_in_and_hangs_up_does_not_reset_the_wait() -> None:
@@ -92,7 +92,7 @@ def test_waits_double_up_to_the_most_and_are_shortened_by_chance(seed: int) -> N
     story = Story(seed=seed).joined()
     waits = [(story.now, story.dial_after(nd.Lost("reset")))]
     while story.now < 2 * nd.AT_FIRST_SECONDS:
-        waits.append((story.now, story.dial_after(nd.DialFailed("refused"))))
+        waits.append((story.now, story.dial_after(nd.Lost("refused"))))
     for attempt, (at, wait) in enumerate(waits):
         longest = nd.RETRY_SECONDS_MOST_AT_FIRST if at < nd.AT_FIRST_SECONDS else nd.RETRY_SECONDS_MOST
         most = min(longest, nd.RETRY_SECONDS_FIRST * 2**attempt)
@@ -107,16 +107,16 @@ def test_nodes_do_not_come_back_as_one() -> None:
 def test_a_wait_stays_short_after_a_thousand_attempts() -> None:
     story = Story(wait_seconds=1e9)
     for _ in range(2000):
-        assert story.dial_after(nd.DialFailed("refused")) <= nd.RETRY_SECONDS_MOST
+        assert story.dial_after(nd.Lost("refused")) <= nd.RETRY_SECONDS_MOST
 
 
 def test_a_node_that_was_part_of_the_run_is_patient() -> None:
     story = Story(wait_seconds=1.0).joined()
     story.dial_after(nd.Lost("reset"))
     while story.now < nd.RECONNECT_SECONDS - nd.RETRY_SECONDS_MOST:
-        story.dial_after(nd.DialFailed("refused"))
+        story.dial_after(nd.Lost("refused"))
     story.now = nd.RECONNECT_SECONDS
-    assert story.tell(nd.DialFailed("refused")) == [nd.Exit("refused", error="refused")]
+    assert story.tell(nd.Lost("refused")) == [nd.Exit("refused", error="refused")]
 
 
 def test_after_coming_back_patience_and_waits_begin_anew() -> None:
@@ -136,7 +136,7 @@ def test_a_check_of_a_broken_connection_says_nothing_on_the_next() -> None:
     story.dial_after(nd.Lost("reset"))
     story.tell(nd.Opened())
     assert story.tell(nd.Checked()) == []
-    assert story.tell(nd.Welcomed()) == [nd.Check()]
+    assert story.tell(nd.Welcomed()) == [nd.CheckModel()]
     assert story.tell(nd.Checked()) == [nd.SayReady()]
 
 
@@ -237,7 +237,7 @@ def test_a_silent_coordinator_is_hung_up_on() -> None:
     before = story.ticks(nd.COORDINATOR_SILENCE_SECONDS)
     assert all(effect == nd.SayBeat() for effect in before)
     (effect,) = story.ticks(nd.TICK_SECONDS)
-    assert isinstance(effect, nd.Hang)
+    assert isinstance(effect, nd.HangUp)
     assert effect.reason == "the coordinator was silent for 8 s"
     assert isinstance(story.tell(nd.Lost("aborted"))[0], nd.Dial)
 
@@ -245,7 +245,9 @@ def test_a_silent_coordinator_is_hung_up_on() -> None:
 def test_any_word_of_the_coordinator_breaks_its_silence() -> None:
     story = Story().joined()
     for _ in range(5):
-        assert not any(isinstance(effect, nd.Hang) for effect in story.ticks(nd.COORDINATOR_SILENCE_SECONDS))
+        assert not any(
+            isinstance(effect, nd.HangUp) for effect in story.ticks(nd.COORDINATOR_SILENCE_SECONDS)
+        )
         story.core.heard(story.now)
 
 
@@ -256,19 +258,19 @@ def test_leaving_politely_finishes_the_work_in_hand_and_no_other() -> None:
     story = Story().joined()
     story.tell(nd.Given("in hand", [1]))
     story.tell(nd.Given("waiting", [2]))
-    assert story.tell(nd.LeaveAsked()) == []
+    assert story.tell(nd.LeaveRequested()) == []
     assert story.tell(nd.Finished()) == [nd.Exit("left politely")]
     assert story.core.is_over
 
 
 def test_an_idle_node_leaves_at_once() -> None:
-    assert Story().joined().tell(nd.LeaveAsked()) == [nd.Exit("left politely")]
+    assert Story().joined().tell(nd.LeaveRequested()) == [nd.Exit("left politely")]
 
 
 def test_work_that_comes_after_the_wish_to_leave_is_not_begun() -> None:
     story = Story().joined()
     story.tell(nd.Given("in hand", [1]))
-    story.tell(nd.LeaveAsked())
+    story.tell(nd.LeaveRequested())
     assert story.tell(nd.Given("late", [2])) == []
     assert story.tell(nd.Finished()) == [nd.Exit("left politely")]
 
@@ -276,7 +278,7 @@ def test_work_that_comes_after_the_wish_to_leave_is_not_begun() -> None:
 def test_a_node_that_wants_to_leave_does_not_come_back() -> None:
     story = Story().joined()
     story.tell(nd.Given("in hand", [1]))
-    story.tell(nd.LeaveAsked())
+    story.tell(nd.LeaveRequested())
     assert story.tell(nd.Lost("reset")) == [nd.Exit("left politely")]
 
 
@@ -292,6 +294,6 @@ def test_being_turned_out_is_an_error() -> None:
 def test_when_all_is_over_nothing_is_wanted() -> None:
     story = Story().joined()
     story.tell(nd.Parted("all steps done", finished=True))
-    for event in (nd.Lost("closed"), nd.Given("late", [1]), nd.LeaveAsked(), nd.Opened()):
+    for event in (nd.Lost("closed"), nd.Given("late", [1]), nd.LeaveRequested(), nd.Opened()):
         assert story.tell(event) == []
     assert story.ticks(60.0) == []

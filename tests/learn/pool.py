@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from tests.learn.reference import differences, initial, train_plainly
+from tests.learn.summing import Complete, Lent
 from w5xde import Job
 from w5xde.config import Settings
 from w5xde.control.steps.plan import Plan, StepPlan
@@ -22,7 +23,8 @@ from w5xde.learn.data.payload import Packer, unpack
 from w5xde.learn.data.sources import MapSource
 from w5xde.learn.job.coordinator_setup import Prepared, prepare
 from w5xde.learn.job.node_setup import NodeParts, prepare_node
-from w5xde.learn.step.learner import Contribution, Learner
+from w5xde.learn.step.learner import Learner
+from w5xde.learn.step.sums import Contribution
 from w5xde.learn.train.trainer import Outcome, Task
 from w5xde.messages import Batch, Welcome
 from w5xde.tree import PairwiseTree, Span, batch_seed, halves
@@ -61,7 +63,7 @@ def wrong_with(parts: NodeParts, prepared: Prepared) -> str:
     body = parts.proof.body if parts.proof is not None else b""
     if len(body) != prepared.canary.answer_bytes:
         raise AssertionError(f"{len(body)} bytes, and not {prepared.canary.answer_bytes}")
-    return prepared.canary.wrong_with(bytearray(body))
+    return prepared.canary.find_mismatch(bytearray(body))
 
 
 class Node:
@@ -113,7 +115,9 @@ class Node:
     def _answered(self, learner: Learner, outcome: Outcome) -> Contribution:
         body = bytearray(outcome.vector.raw.numpy())
         self.parts.trainer.recycle(outcome.vector)
-        return Contribution(learner.vectors(body, 1)[0], frozenset(outcome.absent), outcome.loss_sum)
+        return Contribution(
+            learner.flat.blueprint.vectors(body, 1)[0], frozenset(outcome.absent), outcome.loss_sum
+        )
 
 
 def train_in_pool(job: Job, settings: Settings, *, nodes: int, seed: int) -> Trained:
@@ -147,8 +151,8 @@ def train_in_pool(job: Job, settings: Settings, *, nodes: int, seed: int) -> Tra
             else:
                 trained.answers["taken"] += 1
                 taken.put(span, None)
-                learner.fold(step.index, step.count, span, contribution)
-        trained.losses.append(learner.apply(learner.totals(step.index))[0] / step.samples)
+                prepared.sums.add(Lent(0, step, span), [contribution], 0)
+        trained.losses.append(learner.apply(prepared.sums.totals(Complete(step)))[0] / step.samples)
     trained.sha256 = learner.weights_sha256()
     return trained
 

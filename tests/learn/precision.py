@@ -20,7 +20,7 @@ from w5xde import Job
 from w5xde.config import Settings
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.job.node_setup import prepare_node
-from w5xde.learn.trust.canary import Answer, Expectation
+from w5xde.learn.trust.canary import CanaryAnswer, ExpectedCanary
 
 SEEDS = 8
 # Bits that a product's factors keep.
@@ -123,7 +123,7 @@ WAYS: dict[str, Callable[[nn.Module, Any], Tensor]] = {
 }
 
 
-def excess(expectation: Expectation, given: Answer) -> float:
+def excess(expectation: ExpectedCanary, given: CanaryAnswer) -> float:
     """The largest difference of any layer, in parts of what is allowed."""
     return float((expectation._differences(given.rows) / expectation._limits).max())
 

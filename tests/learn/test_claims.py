@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from tests.learn.jobs import make, mlp, settings
+from tests.learn.summing import whole_step
 from w5xde.learn.job.coordinator_setup import prepare
-from w5xde.learn.step.learner import Contribution, Learner
+from w5xde.learn.step.learner import Learner
+from w5xde.learn.step.sums import Contribution
 from w5xde.messages import Answer, Update
-from w5xde.tree import Span
 
 
 def test_a_node_has_no_words_for_how_much_it_weighs() -> None:
@@ -24,12 +25,13 @@ def test_a_node_has_no_words_for_how_much_it_weighs() -> None:
 
 
 def learned(loss_sum: float) -> Learner:
-    learner = prepare(make(mlp()), settings()).learner
+    prepared = prepare(make(mlp()), settings())
+    learner = prepared.learner
     vector = learner.flat.blueprint.new_vector()
     vector.raw.zero_()
     vector.parts[0].copy_(torch.linspace(-1, 1, vector.parts[0].numel()))
-    learner.fold(0, 1, Span(0, 1), Contribution(vector, frozenset(), loss_sum, learner.gauge.norm(vector)))
-    learner.apply(learner.totals(0))
+    given = Contribution(vector, frozenset(), loss_sum, learner.gauge.norm(vector))
+    learner.apply(whole_step(prepared.sums, 0, given))
     return learner
 
 

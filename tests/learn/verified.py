@@ -19,7 +19,7 @@ from w5xde.learn.job.node_setup import prepare_node
 from w5xde.learn.model.device import use_threads
 from w5xde.learn.model.layout import Vector
 from w5xde.learn.train.trainer import Task, Trainer
-from w5xde.learn.trust.recompute import SecondOpinion, task_of
+from w5xde.learn.trust.recompute import Opinion, Recomputer, task_of
 from w5xde.tree import Span, halves
 
 STEP = 64
@@ -35,13 +35,13 @@ HONEST: dict[str, Callable[[], Job]] = {
 class Bench:
     """A node and the one who verifies it, with the same parameters and batches."""
 
-    def __init__(self, job: Job) -> None:
-        self.prepared: Prepared = prepare(job, settings(batches_per_step=STEP))
+    def __init__(self, job: Job, mode: str = "sync") -> None:
+        self.prepared: Prepared = prepare(job, settings(batches_per_step=STEP, mode=mode))
         source = self.prepared.source
         assert isinstance(source, MapSource)
         self._source = source
         self._node: Trainer = prepare_node(job, welcome_of(self.prepared), torch.device("cpu")).trainer
-        self.second = SecondOpinion(self.prepared.make_trainer(), "fp32")
+        self.recomputer = Recomputer(self.prepared.make_trainer(), "fp32")
         self.params = self.prepared.learner.snapshot(whole=True)
         self._node.load(bytearray(self.params), whole=True)
 
@@ -53,10 +53,13 @@ class Bench:
 
     def given(self, task: Task) -> Vector:
         """What the node sends, after its journey as bytes."""
-        return self.prepared.learner.vector(self._node.compute(task).vector.raw.clone())
+        return Vector.over(self._node.compute(task).vector.raw.clone(), self.prepared.learner.flat.blueprint)
+
+    def check(self, task: Task, given: Vector) -> Opinion:
+        return self.recomputer.check(given, self.params, task)
 
     def wrong(self, task: Task, given: Vector) -> str:
-        return self.second.wrong_with(given, self.params, task)
+        return self.check(task, given).wrong
 
 
 def spans(chance: random.Random) -> Iterator[Span]:
@@ -90,8 +93,8 @@ def blamed(job: Job, batches: int) -> list[str]:
                 for part in given.parts:
                     if part.dtype == torch.float32:
                         part.mul_(1 + 1e-5 * torch.randn(part.shape))
-            wrong = bench.wrong(task, given)
-            found += [wrong] if wrong else []
+            opinion = bench.check(task, given)
+            found += [text for text in opinion if text]
             done += span.count
             if done >= batches:
                 break

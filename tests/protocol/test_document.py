@@ -9,15 +9,15 @@ import pytest
 from w5xde.control.node import COORDINATOR_SILENCE_SECONDS
 from w5xde.control.pool import connection_limits as doorman
 from w5xde.control.pool.members import BEAT_SECONDS, SILENCE_SECONDS
-from w5xde.messages import ENTRIES_MAX, NODE_NAME_PATTERN, PROTOCOL_VERSION
-from w5xde.protocol.wire import GREETING_LIMITS, WIRE_VERSION
-from w5xde.runtime.coordinator.canary_check import PROVING_FACTOR, PROVING_SECONDS_MIN
-from w5xde.runtime.coordinator.peer import (
+from w5xde.control.pool.patience import (
     GREETING_SECONDS,
     SLOW_BYTES_PER_SECOND,
     SLOW_SECONDS,
     STUCK_SECONDS,
 )
+from w5xde.messages import ENTRIES_MAX, NODE_NAME_PATTERN, PROTOCOL_VERSION
+from w5xde.protocol.wire import GREETING_LIMITS, WIRE_VERSION
+from w5xde.runtime.coordinator.canary_check import CHECK_FACTOR, CHECK_SECONDS_MIN
 from w5xde.runtime.coordinator.peers import ABSENT_BYTES_MAX, ANSWER_BYTES_MAX, WORDS_BYTES_MAX
 from w5xde.runtime.net.connection import LAST_WORDS_SECONDS
 from w5xde.runtime.node import limits as expected
@@ -35,9 +35,10 @@ SENTENCES = [
     f"a part of {expected.MEMORY_PART} of the memory that it had when it joined, ",
     f"at least {expected.WORK_BYTES_LEAST:,} bytes",
     f"A layout has at most {ENTRIES_MAX:,} entries",
+    f"`Welcome` at most {WELCOME_LIMITS.values_max:,} MessagePack values",
     f"at most {expected.META_BYTES_MAX:,}, and 1/{expected.GROWTH} of that part",
     f"more than {expected.WAITING_MAX} messages",
-    f"{PROVING_FACTOR:,.0f} times what the canary took here, if longer | {PROVING_SECONDS_MIN:.0f} |",
+    f"{CHECK_FACTOR:,.0f} times what the canary took here, if longer | {CHECK_SECONDS_MIN:.0f} |",
     f"| between two beats, from `Welcome` on | {BEAT_SECONDS:.0f} |",
     f"| from a node's first packet until its greeting was accepted | {doorman.STRANGER_SECONDS:.0f} |",
     f"| silence of a node between `Welcome` and `Ready` | {GREETING_SECONDS:.0f} |",

@@ -30,9 +30,9 @@ class FaultyDisk(RealDisk):
         self.check("names", folder)
         return super().names(folder)
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, start: int = 0, count: int | None = None) -> bytes:
         self.check("read", name)
-        return super().read(name)
+        return super().read(name, start, count)
 
     def write(self, name: str, pieces: Iterable[Piece]) -> None:
         data = b"".join(pieces)

@@ -12,7 +12,7 @@ import pytest
 from w5xde.cli.view import View, _clock
 from w5xde.config import Settings
 from w5xde.errors import StorageError
-from w5xde.runtime.durable.run_folder import Recorder
+from w5xde.runtime.durable.run_folder import RunFolder
 from w5xde.sanitize import to_json
 from w5xde.ticket import Secret, Ticket, join_line
 
@@ -26,7 +26,7 @@ class FullDisk(io.StringIO):
 
 def test_a_full_disk_is_told_once_and_training_goes_on(tmp_path: Path) -> None:
     told: list[str] = []
-    recorder = Recorder(Settings(runs=str(tmp_path)), "job")
+    recorder = RunFolder(Settings(runs=str(tmp_path)), "job")
     recorder.watch(told.append)
     recorder._metrics.close()
     recorder._metrics = FullDisk()
@@ -39,7 +39,7 @@ def test_a_full_disk_is_told_once_and_training_goes_on(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_saved_is_told_with_its_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder = Recorder(Settings(runs=str(tmp_path)), "job")
+    recorder = RunFolder(Settings(runs=str(tmp_path)), "job")
 
     def write(name: str, pieces: object) -> None:
         raise OSError(28, "No space left on device")

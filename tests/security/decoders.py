@@ -28,7 +28,7 @@ from w5xde.learn.codecs.receiver import CodecReceiver
 from w5xde.learn.data.payload import unpack
 from w5xde.learn.model.layout import Blueprint, DtypeGroup, FlatModel, describe, differences
 from w5xde.learn.train.trainer import Trainer
-from w5xde.learn.trust.canary import answer
+from w5xde.learn.trust.canary import compute_canary
 from w5xde.learn.trust.sketch import ROW
 from w5xde.messages import (
     TRAINED,
@@ -169,7 +169,7 @@ def check_canary(canary: Canary, body: bytearray) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            given = answer(a_trainer(), canary, body)
+            given = compute_canary(a_trainer(), canary, body)
         except RemoteProtocolError:
             return
         except JoinError as error:

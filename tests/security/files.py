@@ -34,11 +34,13 @@ from w5xde.learn.step.learner import Learner
 from w5xde.runs import MANIFEST, read_manifest
 from w5xde.runtime.admission.register import Entrance, TicketRegister
 from w5xde.runtime.durable.audit import audit_disk
-from w5xde.runtime.durable.checkpoints import Store
-from w5xde.runtime.durable.disk import RealDisk
+from w5xde.runtime.durable.checkpoints import CheckpointStore
+from w5xde.runtime.durable.disk import Disk, RealDisk
 from w5xde.runtime.durable.export import export_run
-from w5xde.runtime.durable.ledger import Ledger, segment_name
-from w5xde.runtime.durable.resume import facts_of, newest
+from w5xde.runtime.durable.journal import Journal
+from w5xde.runtime.durable.ledger import Ledger
+from w5xde.runtime.durable.ledger_segments import segment_name
+from w5xde.runtime.durable.resume import facts_of
 from w5xde.runtime.durable.resume import restore as restore_run
 from w5xde.runtime.durable.sealed_json import NOTHING, seal, unseal
 
@@ -96,7 +98,7 @@ def check_weights(model: bytes) -> None:
         warnings.simplefilter("ignore")
         run = Path(folder) / "mine"
         run.mkdir()
-        Store(RealDisk(run)).save(1, {"model.safetensors": [model]}, honest_facts())
+        CheckpointStore(RealDisk(run)).save(1, {"model.safetensors": [model]}, honest_facts())
         refusal_of(lambda: export_run(run, "pt", Path(folder) / "out.pt"))
 
 
@@ -113,7 +115,7 @@ def honest_facts() -> dict[str, Any]:
     """What a checkpoint of one step says besides its files."""
     with tempfile.TemporaryDirectory() as folder:
         result = w5xde.train(JOB, nodes=1, steps=1, runs=folder, name="mine", log="silent")
-        store = Store(RealDisk(result.folder))
+        store = CheckpointStore(RealDisk(result.folder))
         found, _ = store.find_whole()
         require(found is not None, "an honest run left no checkpoint")
         return found.facts  # type: ignore[union-attr]
@@ -131,6 +133,11 @@ def disk_with(files: dict[str, bytes]) -> VirtualDisk:
     return disk
 
 
+def journal_of(disk: Disk) -> Journal:
+    """The journal of a life that captures nothing."""
+    return Journal(Ledger(disk, lambda: 0.0), lambda: None, keep=3, logs_steps=False)  # type: ignore[arg-type,return-value]
+
+
 def sealed_manifest(content: bytes) -> bytes:
     return seal(content)[0] + b"\n"
 
@@ -139,14 +146,14 @@ def check_checkpoint(manifest: bytes, files: dict[str, bytes]) -> None:
     """A checkpoint is whole, or damaged with a reason; its facts are facts, or are refused."""
     folder = "checkpoints/step-000000001"
     disk = disk_with({f"{folder}/manifest.json": manifest} | {f"{folder}/{n}": d for n, d in files.items()})
-    store = Store(disk)
+    store = CheckpointStore(disk)
     checkpoint, damaged = store.find_whole()
     require((checkpoint is None) == bool(damaged), "neither whole nor damaged")
     if checkpoint is not None:
         require(set(checkpoint.files) == set(files), "files that are not there")
         refusal_of(lambda: facts_of(checkpoint))
     audit_disk(disk, "mine")
-    refusal_of(lambda: newest(disk, store, "mine"))
+    refusal_of(lambda: restore_run(journal_of(disk), lambda files: None, _apply_nothing, "mine"))
 
 
 def manifest_of(content: dict[str, Any]) -> bytes:
@@ -176,7 +183,7 @@ def check_ledger(segments: list[bytes]) -> None:
     """Whatever the lines are, an audit counts what it can, and the next life goes on."""
     files = {segment_name(number): data for number, data in enumerate(segments, 1)}
     audit_disk(disk_with(files), "mine")
-    ledger = Ledger.open(disk_with(files), lambda: 0.0)
+    ledger = Ledger(disk_with(files), lambda: 0.0)
     ledger.write([{"kind": "start"}])
     ledger.sync()
 
@@ -197,7 +204,7 @@ def logged(header: bytes, body: bytes) -> bytes:
 def check_step_log(data: bytes) -> None:
     """Steps are applied again as far as they are whole, or a sentence says why not."""
     disk = disk_with({"steps-1-1-000000000.log": data})
-    refusal_of(lambda: restore_run(disk, Store(disk), _load_nothing, _apply_nothing, "mine"))
+    refusal_of(lambda: restore_run(journal_of(disk), _load_nothing, _apply_nothing, "mine"))
 
 
 def _load_nothing(files: dict[str, bytes]) -> None:

@@ -25,7 +25,7 @@ from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.data.payload import unpack
 from w5xde.learn.model.layout import Blueprint
 from w5xde.learn.step.checkpoint import restore
-from w5xde.learn.trust.canary import answer
+from w5xde.learn.trust.canary import compute_canary
 from w5xde.messages import (
     CANARY_BODY_BYTES_MAX,
     TRAINED,
@@ -213,7 +213,7 @@ def _canary(
     reason: str, *, fills: list[Fill | None] = _FILLS, item: Item = _INPUT, length: int = _BUFFERS + 32
 ) -> Lie:
     body = bytearray(length)
-    return Lie(lambda: answer(decoders.a_trainer(), Canary(fills, item), body), reason, length + MIB)
+    return Lie(lambda: compute_canary(decoders.a_trainer(), Canary(fills, item), body), reason, length + MIB)
 
 
 def _welcome(data: bytes) -> Lie:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tests.control.invariants import check
-from tests.sim.counter import Counter, Sum, leaves_of
+from tests.sim.counter import Counter, Sum, batches_of, leaves_of
 from tests.sim.scenario import Scenario
 from w5xde.control import events as ev
 from w5xde.control.coordinator import TICK_SECONDS, CoordinatorCore
@@ -298,6 +298,8 @@ class Books:
         shared = [batch for start, stop, _, _ in effect.shares for batch in range(start, stop)]
         expected = [i for i in range(plan.count) if plan.first + i not in aside]
         require(shared == expected, f"step {plan.index} is shared out as {effect.shares}")
+        batches = [plan.first + i for i in expected]
+        require(batches_of(total) == batches, f"step {plan.index} is made of batches {batches_of(total)}")
         require(self._counter.version == effect.version, f"{effect} after {self._counter.version} steps")
 
     def applied(self, effect: ev.Step, now: float) -> None:

@@ -107,8 +107,8 @@ class VirtualDisk:
         except FileNotFoundError:
             return []
 
-    def read(self, name: str) -> bytes:
-        return bytes(self._file(name).data)
+    def read(self, name: str, start: int = 0, count: int | None = None) -> bytes:
+        return bytes(self._file(name).data[start : None if count is None else start + count])
 
     def put(self, name: str, file: File, data: bytes) -> None:
         """Write, all of it or (the world ends, the disk is full) some."""

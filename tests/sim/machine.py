@@ -7,38 +7,24 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from tests.sim.books import canonical, require
 from tests.sim.counter import LIE, Sum
+from tests.sim.fakes import Arriving
 from w5xde.control import node as nd
-from w5xde.control.steps.leases import Lease
+from w5xde.messages import Answer, Bye, Cancel, Loan, Message, Params, Update, Work
+from w5xde.protocol.session import Session
+from w5xde.protocol.wire import Limits
 
 if TYPE_CHECKING:
-    from tests.sim.desk import Desk
+    from tests.sim.coordinator import SimulatedCoordinator
     from tests.sim.world import World
+    from w5xde.runtime.coordinator.peer import Peer
 
 # As `w5xde join --wait` gives by default.
 WAIT_SECONDS = 30.0
-
-
-class Params(NamedTuple):
-    version: int
-
-
-class Work(NamedTuple):
-    leases: list[Lease]
-
-
-class Answer(NamedTuple):
-    """What a node says about one lease: a sum, or why there is none."""
-
-    lease: int
-    total: Sum | None = None
-    failure: str = ""
-    # How large it is; infinite if it is not finite.
-    norm: float = 0.0
 
 
 class Gate:
@@ -74,25 +60,75 @@ class Gate:
 
 
 class Line:
-    """One connection: what is said arrives in order, later, or (once an end is closed) not at all."""
+    """One connection: what is said arrives in order, later, or (once an end is closed) not at all.
 
-    def __init__(self, world: World, machine: Machine, desk: Desk) -> None:
+    To the pipeline it is a connection like any other. What a node says after an update arrives after the
+    whole of it.
+    """
+
+    peer: Peer
+    limits = cast(Limits, None)
+    session = cast(Session, None)
+    link = 0.0
+    fault = ""
+    bytes_sent = bytes_received = 0
+    stuck_since: float | None = None
+    frame_began: int | None = None
+
+    def __init__(self, world: World, machine: Machine, coordinator: SimulatedCoordinator) -> None:
         self.machine = machine
-        self.desk = desk
-        self.name = ""
-        self.is_ready = False
-        self.is_open_at_desk = True
+        self.coordinator = coordinator
+        self.is_open_here = True
         self.is_open_at_node = True
-        self.version: int | None = None
-        # Works on their way: (leases, batches, when sent); answers come in the same order.
-        self.works: deque[tuple[list[int], int, float]] = deque()
-        self.answered_at = 0.0
         self._world = world
-        self._arrived_at_desk = self._arrived_at_node = 0.0
+        self._arrived_here = self._arrived_at_node = 0.0
+        self._is_uploading = False
+        # What arrived behind a body that is not complete.
+        self._behind: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
 
-    def to_desk(self, act: Callable[..., None], *said: Any) -> None:
-        self._arrived_at_desk = max(self._arrived_at_desk, self._arrival())
-        self._world.at(self._arrived_at_desk, self.desk.gate.enter, act, self, *said)
+    # --- from the node ----------------------------------------------------------------------------
+
+    def to_coordinator(self, act: Callable[..., None], *said: Any) -> None:
+        self._arrived_here = max(self._arrived_here, self._arrival())
+        self._world.at(self._arrived_here, self.coordinator.gate.enter, self._arrive_here, act, said)
+
+    def _arrive_here(self, act: Callable[..., None], said: tuple[Any, ...]) -> None:
+        if act == self.coordinator.lost:
+            act(self, *said)
+        elif self._is_uploading:
+            self._behind.append((act, said))
+        else:
+            # It ends when the coordinator says so.
+            self._is_uploading = act == self.coordinator.uploaded and self.is_open_here
+            act(self, *said)
+
+    def resume(self) -> None:
+        """All of a body is here: what was said after it arrives."""
+        self._is_uploading = False
+        while self._behind and not self._is_uploading:
+            act, said = self._behind.popleft()
+            self._arrive_here(act, said)
+
+    # --- to the node ------------------------------------------------------------------------------
+
+    def send(
+        self,
+        message: Message,
+        pieces: Sequence[Any] = (),
+        sent: Callable[[], None] | None = None,
+        *,
+        hold: bool = False,
+    ) -> None:
+        if self.is_open_here:
+            self.to_node(self.machine.receive, message)
+
+    def go_on(self) -> None:
+        self.coordinator.go_on(self)
+
+    def close(self) -> None:
+        raise AssertionError("the pipeline closes no connection")
+
+    abort = close
 
     def to_node(self, act: Callable[..., None], *said: Any) -> None:
         self._arrived_at_node = max(self._arrived_at_node, self._arrival())
@@ -106,6 +142,10 @@ class Line:
         if self.is_open_at_node:
             self.machine.core.heard(self._world.now)
             act(*said)
+
+
+# An answer, and the sums and norms of its vectors.
+_Computed = tuple[Answer, list[Sum], list[float]]
 
 
 class Machine:
@@ -147,7 +187,7 @@ class Machine:
         line, self._line = self._line, None
         if line is not None:
             line.is_open_at_node = False
-            line.to_desk(line.desk.lost, "connection reset")
+            line.to_coordinator(line.coordinator.lost, "connection reset")
             self._after(0.0, self._tell, nd.Lost("connection reset"))
 
     def freeze(self, seconds: float) -> None:
@@ -185,11 +225,11 @@ class Machine:
                     self._after(effect.after_seconds + self._world.delay(), self._open)
                 case nd.Greet():
                     self._say("greeted", self.name)
-                case nd.Check():
+                case nd.CheckModel():
                     self._after(self._world.scenario.checking_seconds, self._tell, nd.Checked())
                 case nd.SayReady():
                     require(
-                        self._line is None or bool(self._line.name),
+                        self._line is None or bool(self._line.peer.name),
                         f"{self.name} is ready before its welcome",
                     )
                     self._say("readied")
@@ -199,27 +239,27 @@ class Machine:
                     require(not self._is_computing, f"{self.name} is given {effect} while it computes")
                     self._is_computing = True
                     self._handle(effect.item)
-                case nd.Hang():
+                case nd.HangUp():
                     self.cut()
                 case nd.Exit():
                     self._leave()
 
     def _tick(self) -> None:
         self._after(nd.TICK_SECONDS, self._tick)
-        self._tell(nd.Ticked())
+        self._tell(nd.TimePassed())
 
     def _say(self, what: str, *said: Any) -> None:
         if self._line is not None:
-            self._line.to_desk(getattr(self._line.desk, what), *said)
+            self._line.to_coordinator(getattr(self._line.coordinator, what), *said)
 
     # --- connection -------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        desk = self._world.desk
-        if desk is None or self._world.now < self.cut_off_until:
-            self._tell(nd.DialFailed("nothing answers"))
+        coordinator = self._world.coordinator
+        if coordinator is None or self._world.now < self.cut_off_until:
+            self._tell(nd.Lost("nothing answers"))
             return
-        self._line = desk.connect(self)
+        self._line = coordinator.connect(self)
         self._tell(nd.Opened())
 
     def _leave(self) -> None:
@@ -230,14 +270,18 @@ class Machine:
         self.name = name
         self._tell(nd.Welcomed())
 
-    def heard(self) -> None:
-        """The coordinator beats, or says why an answer changed nothing."""
-
-    def given(self, item: Params | Work) -> None:
-        self._tell(nd.Given(item, [lease.id for lease in item.leases] if isinstance(item, Work) else []))
-
-    def cancelled(self, leases: list[int]) -> None:
-        self._tell(nd.Cancelled(leases))
+    def receive(self, message: Message) -> None:
+        match message:
+            case Params():
+                self._tell(nd.Given(message, []))
+            case Work():
+                self._tell(nd.Given(message, [loan.lease for loan in message.loans]))
+            case Cancel():
+                self._tell(nd.Cancelled(message.leases))
+            case Bye():
+                self._tell(nd.Parted(message.reason, finished=message.finished))
+            case _:
+                pass  # a beat, or why an answer changed nothing
 
     def reset(self) -> None:
         """The coordinator closed the connection."""
@@ -246,9 +290,6 @@ class Machine:
             self._line = None
             self._tell(nd.Lost("closed by the coordinator"))
 
-    def parted(self, reason: str) -> None:
-        self._tell(nd.Parted(reason, finished=False))
-
     # --- work -------------------------------------------------------------------------------------
 
     def _handle(self, item: Params | Work) -> None:
@@ -256,42 +297,46 @@ class Machine:
             self._version = item.version
             self._after(0.0, self._done)
         else:
+            require(item.version == self._version, f"{self.name} has {self._version}, and is sent {item}")
             self._compute(self._line, item, [])
 
-    def _compute(self, line: Line | None, work: Work, answers: list[Answer]) -> None:
+    def _compute(self, line: Line | None, work: Work, computed: list[_Computed]) -> None:
         """Compute what follows the leases already answered, one after another."""
-        if len(answers) == len(work.leases):
-            self._answer(line, answers)
+        if len(computed) == len(work.loans):
+            self._answer(line, work, computed)
             return
-        lease = work.leases[len(answers)]
-        if lease.id in self.core.cancelled:
-            self._compute(line, work, [*answers, Answer(lease.id)])
+        loan = work.loans[len(computed)]
+        if loan.lease in self.core.cancelled:
+            self._compute(line, work, [*computed, (Answer(loan.lease, dropped=True), [], [])])
             return
-        works = (1 - self._world.failure_chance(self)) ** lease.span.count
+        count = loan.stop - loan.start
+        works = (1 - self._world.failure_chance(self)) ** count
         if works < 1 and self._rng.random() >= works:
-            answer = Answer(lease.id, failure="it does not compute")
+            done: _Computed = (Answer(loan.lease, failure="it does not compute"), [], [])
         else:
-            first = lease.step.first
-            span = lease.span
-            total = canonical(lease.step.epoch, first + span.start, first + span.stop, self._version)
-            lie = self._world.lie(self)
-            if lie:
-                answer = Answer(lease.id, LIE, norm=lie)
-            else:
-                answer = Answer(lease.id, total, norm=self._world.scenario.norm(lease))
+            done = self._computed(loan)
         uneven = self._rng.uniform(-1, 1) * self._world.scenario.unevenness
         self._after(
-            self.batch_seconds * lease.span.count * max(0.1, 1 + uneven),
-            self._compute,
-            line,
-            work,
-            [*answers, answer],
+            self.batch_seconds * count * max(0.1, 1 + uneven), self._compute, line, work, [*computed, done]
         )
 
-    def _answer(self, line: Line | None, answers: list[Answer]) -> None:
+    def _computed(self, loan: Loan) -> _Computed:
+        """One sum for all batches of a lease, or one for each that is a step of its own; or a lie."""
+        lie = self._world.lie(self)
+        first, last = loan.batches[0].index, loan.batches[-1].index
+        spans = [(each.index, each.index + 1) for each in loan.batches] if loan.apart else [(first, last + 1)]
+        sums = [LIE if lie else canonical(loan.epoch, start, stop, self._version) for start, stop in spans]
+        norms = [lie] * len(spans) if lie else self._world.scenario.norms(loan)
+        return Answer(loan.lease, losses=[0.0] * len(spans) if loan.apart else []), sums, norms
+
+    def _answer(self, line: Line | None, work: Work, computed: list[_Computed]) -> None:
         is_heard_anyway = "ghost" in self._world.scenario.faults
         if line is not None and (line.is_open_at_node or is_heard_anyway):
-            line.to_desk(line.desk.updated, answers)
+            update = Update(work.version, [answer for answer, _, _ in computed])
+            sums = [total for _, sums, _ in computed for total in sums]
+            norms = [norm for _, _, norms in computed for norm in norms]
+            arriving = Arriving(update, sums, norms, self._world.scenario.vector_bytes)
+            line.to_coordinator(line.coordinator.uploaded, update, arriving)
         self._done()
 
     def _done(self) -> None:

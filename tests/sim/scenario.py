@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from w5xde.control.steps.leases import Lease
+from w5xde.learn.model.route import LARGE_BYTES_MIN, is_large
+from w5xde.messages import Loan
 from w5xde.robust_rule import Robust, parse_robust
 
 FAULTS = (
@@ -110,6 +111,9 @@ class Scenario:
     starting_seconds: float = 0.0
     # At which operations of the coordinator (effects and writes, counted over all its lives) it dies.
     deaths: tuple[Death, ...] = ()
+    # How long a vector is; from a megabyte on updates come in one at a time, and take this long at most.
+    vector_bytes: int = 1000
+    transfer_seconds: float = 0.0
     # How many of the nodes can run at once on the one machine they share; 0: each has its own.
     slots: int = 0
     steps: tuple[tuple[int, int, tuple[int, ...]], ...] = field(init=False)
@@ -123,20 +127,25 @@ class Scenario:
         ]
         object.__setattr__(self, "steps", tuple(found[: self.step_limit]))
 
-    def norm(self, lease: Lease) -> float:
-        """How large an honest update for this lease is: one in five batches may be steep."""
+    def norms(self, loan: Loan) -> list[float]:
+        """How large honest updates for this lease are: one in five batches may be steep."""
         norms = []
-        for place in range(*lease.span):
-            chance = random.Random(f"{self.seed} {lease.step.epoch} {lease.step.first + place}")
+        for batch in loan.batches:
+            chance = random.Random(f"{self.seed} {loan.epoch} {batch.index}")
             is_steep = "steep" in self.faults and chance.random() < 0.2
-            share = 1.0 if lease.step.apart else lease.step.sizes[place] / lease.step.samples
+            share = 1.0 if loan.apart else batch.samples / loan.samples
             norms.append(share * chance.uniform(0.8, 1.2) * (50.0 if is_steep else 1.0))
-        return max(norms) if lease.step.apart else sum(norms)
+        return norms if loan.apart else [sum(norms)]
+
+    @property
+    def is_large(self) -> bool:
+        return is_large(self.vector_bytes)
 
     @property
     def stretches(self) -> bool:
         """Whether steps of one batch each are lent several at a time."""
-        return self.mode == "async" and self.step_batches == 1 and self.durability == "checkpoint"
+        is_single = self.mode == "async" and self.step_batches == 1
+        return is_single and self.durability == "checkpoint" and not self.is_large
 
     def planned(self, index: int, count: int) -> tuple[int, int, tuple[int, ...]]:
         """What so many steps from this one on must be: their epoch, first batch and sizes."""
@@ -163,7 +172,7 @@ class Scenario:
     def deadline(self) -> float:
         """When a run must be over if one node is healthy from `quiet_at` on, the slowest and all alone."""
         slowest = (max(self.nodes) + 4 * self.delay_seconds) * (1 + self.unevenness)
-        slowest += self.verifying_seconds * (self.verify > 0)
+        slowest += self.verifying_seconds * (self.verify > 0) + self.transfer_seconds + self.reading_seconds
         overheads = len(self.steps) * (self.learner_seconds + self.reading_seconds + 4 * self.delay_seconds)
         if self.loss_chance:
             slowest += 4.0 * self.loss_chance
@@ -179,7 +188,14 @@ class Scenario:
             return replace(
                 _of_seed(seed), mode="async", step_batches=1, durability="checkpoint", robust="off"
             )
-        return _of_seed(seed)
+        # Drawn on their own, so that what else a seed means does not depend on them.
+        scenario, large, slow = _of_seed(seed), random.Random(f"{seed} large"), random.Random(f"{seed} slow")
+        if scenario.reading_seconds:
+            scenario = replace(scenario, reading_seconds=slow.choice((0.05, 1.0)))
+        if large.random() < 0.7:
+            return scenario
+        seconds = large.choice((0.0, 0.01, 0.3, 1.5))
+        return replace(scenario, vector_bytes=4 * LARGE_BYTES_MIN, transfer_seconds=seconds)
 
 
 def _of_seed(seed: int) -> Scenario:

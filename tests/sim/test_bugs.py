@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,9 +24,18 @@ from w5xde.control.steps.cut import Accounts
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import StepWork
 from w5xde.control.steps.plan import Cursor, Plan
+from w5xde.control.trust.norm_limits import NormLimits
+from w5xde.control.uploads import UploadQueue
+from w5xde.learn.step.sums import TreeSums
+from w5xde.messages import Answer
+from w5xde.runtime.coordinator.lending import Lending
+from w5xde.runtime.coordinator.peer import Peer
+from w5xde.runtime.coordinator.steps import Applied, Steps
+from w5xde.runtime.coordinator.updates import Updates
 from w5xde.runtime.durable import journal as keeper
-from w5xde.runtime.durable.checkpoints import Store
-from w5xde.runtime.durable.journal import Keeper
+from w5xde.runtime.durable import ledger_segments
+from w5xde.runtime.durable.checkpoints import CheckpointStore
+from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.ledger import Ledger, Syncing
 from w5xde.runtime.durable.step_log import StepLog
 from w5xde.tree import PairwiseTree
@@ -38,7 +48,7 @@ class Bug(NamedTuple):
 
     owner: Any
     name: str
-    planted: Callable[..., Any] | int
+    planted: Callable[..., Any] | property | int
     found: str
 
 
@@ -109,23 +119,22 @@ def numbers_leases_alike_in_every_life(self: Leases, incarnation: int) -> None:
     LEASES(self, 1)
 
 
-def writes_the_checkpoint_before_the_ledger(self: Keeper, now: float) -> None:
+def writes_the_checkpoint_before_the_ledger(self: Journal, now: float) -> None:
     """What it wrote down waits for the next tick."""
 
 
 def believes_a_failed_sync(self: Ledger, syncing: Syncing) -> None:
     syncing.error = None
-    syncing.spoiled.clear()
     END_SYNC(self, syncing)
 
 
-def tells_before_it_is_written(self: Keeper, state: Any, cut: Any, facts: Any, now: float) -> None:
+def tells_before_it_is_written(self: Journal, state: Any, cut: Any, facts: Any, now: float) -> None:
     self._dispatch(ev.Saved(cut.progress.steps))
     self._dispatch = lambda event: None
     CAPTURED(self, state, cut, facts, now)
 
 
-def reads_without_checking(self: Store, name: str, listed: Any) -> bytes:
+def reads_without_checking(self: CheckpointStore, name: str, listed: Any) -> bytes:
     return self._disk.read(name)
 
 
@@ -150,9 +159,112 @@ def forgets_every_segment(disk: VirtualDisk, version: int) -> None:
             disk.remove(name)
 
 
+def compresses_without_syncing(disk: VirtualDisk, name: str, data: bytes) -> None:
+    if name in disk.names():
+        disk.remove(name)
+    disk.append(name).write(data)
+
+
+# --- planted in uploads, lending and stepping
+
+
+def lets_everybody_send_at_once(self: UploadQueue[Any], sender: Any, upload: Any, now: float) -> bool:
+    self._begin(sender, upload, now)
+    return True
+
+
+def never_lets_the_next_one_begin(self: UploadQueue[Any], now: float) -> list[Any]:
+    return []
+
+
+def forgets_that_an_upload_ended(self: UploadQueue[Any], sender: Any, now: float) -> list[Any]:
+    return []
+
+
+def believes_what_was_thrown_away(
+    self: Updates, node: str, answers: list[Answer], place: Any, timing: Any
+) -> None:
+    self._dispatch(ev.Answered(node, [answers[0].lease], *timing, norms=[0.0]))
+
+
+def forgets_failed_answers(
+    self: Updates, node: str, answers: list[Answer], checked: Any, timing: Any
+) -> None:
+    ANSWERED(self, node, [answer for answer in answers if not answer.failure], checked, timing)
+
+
+def believes_infinite_norms(
+    self: Updates, node: str, answers: list[Answer], checked: Any, timing: Any
+) -> None:
+    ANSWERED(self, node, answers, [(vector, min(norm, 1.0)) for vector, norm in checked], timing)
+
+
+def sends_old_parameters(self: Lending, peer: Peer, leases: list[Lease], found: Any) -> None:
+    if peer.version >= 0:
+        self._send_work(peer, leases, found)
+    else:
+        SEND_PARAMETERS(self, peer, leases, found)
+
+
+def sends_work_before_its_parameters(self: Lending, peer: Peer, leases: list[Lease], found: Any) -> None:
+    if peer.version_asked >= leases[0].version:
+        self._send_work(peer, leases, found)
+    else:
+        SEND_PARAMETERS(self, peer, leases, found)
+
+
+def drops_leases_without_a_word(self: Lending, peer: Peer, leases: list[Lease], found: Any) -> None:
+    if all(self._view.lease(lease.id) is not None for lease in leases):
+        SEND_WORK(self, peer, leases, found)
+
+
+def forgets_what_is_to_be_verified(self: Lending, effect: ev.Assign) -> None:
+    LEND(self, ev.Assign(effect.node, effect.leases))
+
+
+def steps_whatever_the_version(self: Steps, steps: list[ev.Step]) -> Any:
+    return [self._sums.totals(step) for step in steps], None
+
+
+def reports_rolled_back_steps_as_made(self: Steps, outcome: Any) -> None:
+    done, error = outcome
+    made = [Applied(each.step, [0.0], False) if isinstance(each, ev.Undone) else each for each in done]
+    REPORT(self, (made, error))
+
+
+def forgets_rolled_back_steps(self: Steps, outcome: Any) -> None:
+    done, error = outcome
+    REPORT(self, ([each for each in done if not isinstance(each, ev.Undone)], error))
+
+
+def releases_batches_when_they_are_folded(self: Steps, effect: ev.Fold, given: Any) -> None:
+    FOLD(self, effect, given)
+    self._ports.batches.release(effect.lease.step.keys)
+
+
+def leaves_no_gap_for_set_aside_batches(self: TreeSums, step: Any, spans: Any) -> None:
+    pass
+
+
+def keeps_the_sums_of_a_step_that_begins_anew(self: TreeSums, step: int) -> None:
+    pass
+
+
+def logs_steps_after_the_core_heard(self: Steps, step: ev.Step, total: Any, cut: Any) -> bool:
+    return True
+
+
 PUT, SIZES, LOST = PairwiseTree.put, Plan._sizes, NodeCore._lost
-RESUME, LEASES, END_SYNC, CAPTURED = Plan.resume, Leases.__init__, Ledger.end_sync, Keeper._captured
+RESUME, LEASES, END_SYNC, CAPTURED = Plan.resume, Leases.__init__, Ledger.end_sync, Journal._captured
+ANSWERED, REPORT, FOLD = Updates._answered, Steps._report, Steps.fold
+LEND, SEND_PARAMETERS, SEND_WORK = Lending.lend, Lending._send_parameters, Lending._send_work
 SYNC_FOLDER, SETTLE, BEGIN = VirtualDisk.sync_folder, VirtualDisk.settle, StepLog.begin
+
+
+def believes_the_verified(self: CoordinatorCore, event: ev.Verified, now: float) -> list[ev.Effect]:
+    norm = self._verification.end(event.lease)
+    return self._accept(event.node, event.lease, norm, now, verified=True)
+
 
 BUGS = {
     "give_back forgets": Bug(StepWork, "give_back", lambda self, span, leases: 0, "is lost"),
@@ -175,8 +287,61 @@ BUGS = {
     "a short batch is forgotten": Bug(Plan, "_sizes", forgets_the_short_batch, "not as planned"),
     "a step given back is never lent": Bug(Async, "give_back", gives_back_but_tells_nobody, "not finished"),
     "leases outlive their connection": Bug(
-        NodeCore, "_lost", computes_what_a_broken_connection_left, "answers|pop from an empty deque"
+        NodeCore, "_lost", computes_what_a_broken_connection_left, "is evicted"
     ),
+    # --- uploads, lending and stepping
+    "all large updates arrive at once": Bug(
+        UploadQueue, "ask", lets_everybody_send_at_once, "large updates arrive at a time"
+    ),
+    "an upload that waits is never continued": Bug(
+        UploadQueue, "tick", never_lets_the_next_one_begin, "not finished"
+    ),
+    "an upload never ends": Bug(UploadQueue, "end", forgets_that_an_upload_ended, "not finished|at a time"),
+    "an update that was thrown away counts": Bug(
+        Updates, "_checked", believes_what_was_thrown_away, "KeyError|its answer is not here"
+    ),
+    "failed answers are forgotten": Bug(
+        Updates, "_answered", forgets_failed_answers, "not finished|still here|outstanding"
+    ),
+    "infinite norms are believed": Bug(Updates, "_answered", believes_infinite_norms, "a lie is folded"),
+    "nodes compute on old parameters": Bug(
+        Lending, "_send_parameters", sends_old_parameters, "summed as|versions old"
+    ),
+    "work overtakes its parameters": Bug(
+        Lending, "_send_parameters", sends_work_before_its_parameters, "summed as|versions old"
+    ),
+    "leases that need not be sent are forgotten": Bug(
+        Lending, "_send_work", drops_leases_without_a_word, "was never sent"
+    ),
+    "versions that will never be are waited for": Bug(
+        Lending, "rewind", lambda self: None, "summed as|versions old|and is sent"
+    ),
+    "what is to be verified is not kept": Bug(
+        Lending, "lend", forgets_what_is_to_be_verified, "was not kept for that"
+    ),
+    "steps are made out of order": Bug(
+        Steps, "_totals", steps_whatever_the_version, "is made of batches|is the sum of"
+    ),
+    "rolled back steps are reported as made": Bug(
+        Steps, "_report", reports_rolled_back_steps_as_made, "steps are counted|count|released before"
+    ),
+    "rolled back steps are forgotten": Bug(Steps, "_report", forgets_rolled_back_steps, "not finished"),
+    "batches are released too soon": Bug(
+        Steps, "fold", releases_batches_when_they_are_folded, "released before"
+    ),
+    "set-aside batches leave no gap": Bug(
+        TreeSums, "leave_empty", leaves_no_gap_for_set_aside_batches, "ValueError|the learner broke"
+    ),
+    "a step that begins anew keeps its sums": Bug(
+        TreeSums, "drop", keeps_the_sums_of_a_step_that_begins_anew, "is the sum of"
+    ),
+    "a step is durable before it is logged": Bug(
+        Steps, "_log", logs_steps_after_the_core_heard, "were durable"
+    ),
+    "the first update is believed, however large": Bug(
+        NormLimits, "_guess", lambda self, size: math.inf, "a lie is folded"
+    ),
+    "a verified answer is not compared": Bug(CoordinatorCore, "_verified", believes_the_verified, "a lie is"),
     # --- what must survive
     "what was undone is forgotten": Bug(
         Plan, "resume", forgets_what_was_undone, "all done|hole|not finished"
@@ -187,12 +352,18 @@ BUGS = {
         Leases, "__init__", numbers_leases_alike_in_every_life, "is given twice|wrong life"
     ),
     "the ledger follows the checkpoint": Bug(
-        Keeper, "_flush", writes_the_checkpoint_before_the_ledger, "steps are recorded|the audit"
+        Journal, "_flush", writes_the_checkpoint_before_the_ledger, "steps are recorded|the audit"
     ),
     "a failed sync is believed": Bug(
         Ledger, "end_sync", believes_a_failed_sync, "does not follow|the audit|no line has the hash"
     ),
-    "durable is said too early": Bug(Keeper, "_captured", tells_before_it_is_written, "were durable"),
+    "a compressed segment is not synced": Bug(
+        ledger_segments, "replace", compresses_without_syncing, "decompress|not a compressed segment"
+    ),
+    "the open segment is compressed": Bug(
+        Ledger, "closed_segments", property(lambda self: self._number), "no line has the hash|follow|recorded"
+    ),
+    "durable is said too early": Bug(Journal, "_captured", tells_before_it_is_written, "were durable"),
     "a step counts before it is logged": Bug(
         StepLog, "write", lambda self, record, body: True, "were durable"
     ),
@@ -202,7 +373,7 @@ BUGS = {
     "the step log is dropped too early": Bug(keeper, "forget_steps", forgets_every_segment, "were durable"),
     "a gap in the step log goes unnoticed": Bug(StepLog, "begin", forgets_the_gap, "were durable"),
     "a damaged checkpoint is loaded": Bug(
-        Store, "_read_file", reads_without_checking, "Error|the weights are not the same|counts"
+        CheckpointStore, "_read_file", reads_without_checking, "Error|the weights are not the same|counts"
     ),
     "a checkpoint's name is not synced": Bug(
         VirtualDisk, "sync_folder", syncs_no_checkpoints_folder, "were durable"

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.sim.books import Books, require
-from tests.sim.desk import Desk
+from tests.sim.coordinator import SimulatedCoordinator
 from tests.sim.disk import VirtualDisk
-from tests.sim.machine import Answer, Machine
+from tests.sim.fakes import Arriving
+from tests.sim.machine import Machine
 from tests.sim.scenario import Blow, Scenario
 from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.steps.leases import INCARNATION_SHIFT
+from w5xde.messages import Update
 from w5xde.runtime.durable.audit import audit_disk
 
 # A run that needs more than this has lost its way: most seeds need a few hundred, the longest some 20,000.
@@ -73,7 +75,7 @@ class World:
         self._mends = 0
         self._points = 0
         self._deaths = list(scenario.deaths)
-        self._answers: list[tuple[str, Answer]] = []
+        self._answers: list[tuple[str, Update, Arriving]] = []
         self._durable_steps = 0
         self._is_rotten = False
         self._was_aside = False
@@ -81,8 +83,8 @@ class World:
         self._deadline = scenario.deadline
         self.disk = VirtualDisk(random.Random(f"{scenario.seed} disk"), self.point)
         # The one that lives, and the last that lived.
-        self.desk: Desk | None = None
-        self._latest: Desk | None = None
+        self.coordinator: SimulatedCoordinator | None = None
+        self._latest: SimulatedCoordinator | None = None
         self.machines = [Machine(self, f"n{i}", seconds) for i, seconds in enumerate(scenario.nodes)]
         self._attempt(self._start)
         joins_at = scenario.joins_at or (0.0,) * len(self.machines)
@@ -93,7 +95,7 @@ class World:
         self.at(scenario.quiet_at, self._calm)
 
     @property
-    def latest(self) -> Desk:
+    def latest(self) -> SimulatedCoordinator:
         if self._latest is None:
             raise AssertionError("the coordinator never lived")
         return self._latest
@@ -130,7 +132,7 @@ class World:
                 f"seed {seed}, at {self.now:.3f} s: {type(error).__name__}: {error}\n"
                 f"replay: python -m tests.sim --seed {seed} --verbose"
             ) from error
-        finish = self.latest.finish or ev.Finish("never")
+        finish = self.latest.finished or ev.Finish("never")
         return Outcome(
             reason=finish.reason,
             error=finish.error,
@@ -149,10 +151,10 @@ class World:
             self._advance()
 
     def _is_over(self) -> bool:
-        desk = self._latest
-        if desk is None or desk.finish is None:
+        coordinator = self._latest
+        if coordinator is None or coordinator.finished is None:
             return False
-        error = desk.finish.error
+        error = coordinator.finished.error
         if "is not complete" in error and self._mends < MENDS_MAX:
             # Somebody mends the data, and goes on.
             self._mends += 1
@@ -163,7 +165,7 @@ class World:
             self._heal_disk()
         else:
             return True
-        desk.finish = None
+        coordinator.finished = None
         self._end_life(power=False)
         return False
 
@@ -180,8 +182,8 @@ class World:
         """The end: nothing more is wanted, and the ledger alone proves what the books know."""
         if self.core.handle(ev.Ticked(), self.now):
             raise AssertionError("a finished run still wants something")
-        finish = self.latest.finish
-        report = audit_disk(self.disk, "run", self.latest.keeper.ledger.head.sha256)
+        finish = self.latest.finished
+        report = audit_disk(self.disk, "run", self.latest.journal.ledger.head.sha256)
         found = report.findings
         require(report.is_clean, f"the audit found: {found.violations[:3]}")
         progress = self.core.progress
@@ -211,23 +213,23 @@ class World:
         self.lives += 1
         self._note(f"the coordinator starts, life {self.lives}")
         before = self._latest
-        self.desk = None
+        self.coordinator = None
         try:
-            desk = Desk(self, before, is_resumed=self.lives > 1)
+            coordinator = SimulatedCoordinator(self, before, is_resumed=self.lives > 1)
         except OSError as error:
             # Somebody makes room, or changes the disk, and tries again.
             self._note(f"cannot start: {error}")
             self.at(self.now + 1.0, self._start)
             return
-        self.desk = self._latest = desk
-        if desk.restored is not None:
-            self._require_durable(desk)
+        self.coordinator = self._latest = coordinator
+        if coordinator.restored is not None:
+            self._require_durable(coordinator)
             if "revenant" in self.scenario.faults:
-                for name, answer in self._rng.sample(self._answers, min(5, len(self._answers))):
-                    desk.later(self._rng.choice((0.0, 0.1, 1.0)), desk.answered, name, answer, 0.001)
+                for answer in self._rng.sample(self._answers, min(5, len(self._answers))):
+                    coordinator.later(self._rng.choice((0.0, 0.1, 1.0)), coordinator.inject, *answer)
 
-    def _require_durable(self, desk: Desk) -> None:
-        steps = desk.core.progress.steps
+    def _require_durable(self, coordinator: SimulatedCoordinator) -> None:
+        steps = coordinator.core.progress.steps
         if not self._is_rotten:
             require(
                 steps >= self._durable_steps,
@@ -236,11 +238,11 @@ class World:
         self._durable_steps = steps
 
     def _end_life(self, *, power: bool) -> None:
-        desk, self.desk = self.desk, None
+        coordinator, self.coordinator = self.coordinator, None
         self.disk.crash(power=power)
-        if desk is not None:
-            desk.gate.vanish()
-            for line in desk.lines:
+        if coordinator is not None:
+            coordinator.gate.vanish()
+            for line in coordinator.lines:
                 if line.is_open_at_node and not power:
                     line.to_node(line.machine.reset)
         if "rot" in self.scenario.faults and self._rng.random() < 0.3:
@@ -254,9 +256,9 @@ class World:
             self._note(f"rots: {self.disk.rot(f'checkpoints/{checkpoints[-1]}')}")
             self._is_rotten = True
 
-    def remember(self, name: str, answer: Answer) -> None:
+    def remember(self, name: str, update: Update, arriving: Arriving) -> None:
         if len(self._answers) < ANSWERS_REMEMBERED:
-            self._answers.append((name, answer))
+            self._answers.append((name, update, arriving))
 
     def told(self, event: ev.Event, effects: list[ev.Effect]) -> None:
         """The core was told something: for the trace, and for what it says is durable."""
@@ -266,7 +268,7 @@ class World:
             self._note(brief(event), effects)
 
     def latest_progress(self) -> int:
-        return self.desk.core.progress.durable_steps if self.desk is not None else 0
+        return self.coordinator.core.progress.durable_steps if self.coordinator is not None else 0
 
     # --- faults -----------------------------------------------------------------------------------
 
@@ -290,10 +292,10 @@ class World:
             case "full" | "broken":
                 self.disk.trouble = blow.kind
                 self.at(self.now + blow.seconds, self._heal_disk)
-            case "pause" if self.desk is not None:
-                self.desk.gate.shut(blow.seconds)
-            case "stop" if self.desk is not None:
-                self.desk.gate.enter(self.desk.tell, ev.Stop("it is enough"))
+            case "pause" if self.coordinator is not None:
+                self.coordinator.gate.shut(blow.seconds)
+            case "stop" if self.coordinator is not None:
+                self.coordinator.gate.enter(self.coordinator.tell, ev.Stop("it is enough"))
 
     def _heal_disk(self) -> None:
         self.disk.trouble = ""
@@ -312,8 +314,8 @@ class World:
             return 0.0
         if self.scenario.verify == 1.0:
             return self._rng.choice((math.inf, 1.0))  # it looks like any other
-        # What is usual takes a while to be learned: until then only a limit that is a number knows better.
-        return math.inf if self.scenario.max_update_norm == "auto" else self._rng.choice((math.inf, 1e6))
+        # The first as well: then the coordinator's own gradient, or another node, decides.
+        return self._rng.choice((math.inf, 1e6))
 
     def spoils(self, step: int) -> bool:
         """Whether the learner cannot make this step, the first time it tries."""

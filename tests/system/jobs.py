@@ -131,6 +131,16 @@ other = w5xde.Job(
 )
 
 
+# --- layers so wide that torch splits them among its threads --------------------------------------
+
+wide = w5xde.Job(
+    model=lambda: nn.Sequential(nn.Linear(10, 4000), nn.ReLU(), nn.Linear(4000, 4)),
+    data=data,
+    loss=loss,
+    optimizer=optimizer,
+)
+
+
 # --- a loss that fails on one batch ---------------------------------------------------------------
 
 

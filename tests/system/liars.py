@@ -93,19 +93,26 @@ class Lies:
         self._is_liar: bool | None = None
         self._computed = 0
 
-    def __call__(self, net: nn.Module, batch: Any) -> Tensor:
-        loss = self._honest(net, batch)
+    def is_liar(self, batch: Any) -> bool:
+        """Whether this process lies about this batch: not the coordinator, and nobody about the canary."""
         # Who lies computes the canary well, which is smaller than any batch.
         if os.getpid() == _OURS or len(batch[0]) <= SAMPLES:
-            return loss
+            return False
         if self._is_liar is None:
             self._is_liar = self._becomes_liar()
             (self._folder / f"here-{os.getpid()}").touch()
+        return self._is_liar
+
+    def __call__(self, net: nn.Module, batch: Any) -> Tensor:
+        loss = self._honest(net, batch)
+        is_liar = self.is_liar(batch)
+        if self._is_liar is None:
+            return loss
         self._computed += 1
         if not self._are_all_here():
             time.sleep(_UNHURRIED_S)
             return loss
-        if not self._is_liar or self._computed <= self._honest_batches:
+        if not is_liar or self._computed <= self._honest_batches:
             return loss
         return self._lie(net, loss)
 

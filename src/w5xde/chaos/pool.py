@@ -21,7 +21,7 @@ from w5xde.chaos.child import Child, Command, Process, environment, spawn
 from w5xde.config import Settings
 from w5xde.errors import TrainingError, UsageError
 from w5xde.runtime.durable.disk import RealDisk
-from w5xde.runtime.durable.ledger import Reading, segments
+from w5xde.runtime.durable.ledger_segments import LedgerReader, segments
 
 JOB = "w5xde.chaos:slow_job"
 TICKET = "ticket"
@@ -285,7 +285,7 @@ class Pool:
 
     def records(self) -> Iterator[dict[str, Any]]:
         """The records of the ledger so far."""
-        return Reading(RealDisk(self.run)).records()
+        return LedgerReader(RealDisk(self.run)).records()
 
     def restored_step(self) -> int:
         """The step from which the newest life of the coordinator continued, by its first ledger records."""

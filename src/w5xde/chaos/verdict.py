@@ -15,7 +15,7 @@ from w5xde.errors import TrainingError
 from w5xde.learn.model.device import threads
 from w5xde.learn.model.digest import weights_sha256
 from w5xde.runs import read_manifest
-from w5xde.runtime.durable.audit import Report, audit_run
+from w5xde.runtime.durable.audit import AuditReport, audit_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Verdict:
     weights_sha256: str
     alone_sha256: str
     accuracy: float
-    report: Report
+    report: AuditReport
 
     @property
     def is_same(self) -> bool:

@@ -1,7 +1,4 @@
-"""`w5xde ticket`: hand out tickets of a run, list them, take them back, keep a node out or let it in again.
-
-Reads what was typed and shows what came of it; `runtime/admission/commands.py` does it.
-"""
+"""The arguments of `w5xde ticket`. Knows what may be typed; `cli/tickets.py` knows what it does."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ _ASKED = ("action", "run", "ticket", "node", "lifetime", "uses", "label", "qr", 
 
 
 def add_ticket_parser(commands: Any) -> None:
-    """`ticket`, with its actions."""
+    """Add `ticket` with its actions to the commands."""
     plain = argparse.RawDescriptionHelpFormatter
     parser = commands.add_parser(
         "ticket", help=ABOUT, description=ABOUT, epilog=_EXAMPLES, formatter_class=plain, allow_abbrev=False
@@ -52,7 +49,7 @@ def add_ticket_parser(commands: Any) -> None:
             action.add_argument("ticket", metavar="TICKET", help="its id in the list, or how that begins")
             action.add_argument("--turn-out", action="store_true", help="who came by it must go as well")
         elif name in ("ban", "unban"):
-            action.add_argument("node", metavar="NODE", help="its id in the list, or its name")
+            action.add_argument("node", metavar="NODE", help="its id in the list, or its name in the run")
         if name == "ban":
             action.add_argument("--reason", default="", metavar="TEXT", help="what the node is told")
         action.add_argument("--runs", help="folder in which runs are kept (default: runs)")
@@ -60,35 +57,35 @@ def add_ticket_parser(commands: Any) -> None:
 
 
 def take_asked(given: dict[str, Any]) -> dict[str, Any]:
-    """What was typed, with all that is no setting in one place."""
+    """Move the arguments that are no settings into one dictionary, `asked`."""
     asked = {key: given.pop(key) for key in _ASKED if key in given}
     return {**given, "asked": asked}
 
 
 def run_ticket(settings: Settings, asked: dict[str, Any]) -> dict[str, Any]:
-    """Do it; returns what --json prints."""
-    from w5xde.runtime.admission import commands as ticketing
+    """Do what was asked and print it; returns what --json prints."""
+    from w5xde.cli import tickets
 
     folder, now = find_run(settings.runs, asked["run"]), time.time()
     match asked["action"]:
         case "new":
-            told = ticketing.ticket_new(
+            output = tickets.ticket_new(
                 folder,
                 now,
-                lifetime_seconds=ticketing.parse_lifetime(asked["lifetime"]),
-                uses=ticketing.parse_uses(asked["uses"]),
+                lifetime_seconds=tickets.parse_lifetime(asked["lifetime"]),
+                uses=tickets.parse_uses(asked["uses"]),
                 label=asked["label"],
                 qr=asked["qr"],
                 job=str(read_manifest(folder).get("job", "JOB")),
             )
         case "list":
-            told = ticketing.ticket_list(folder, now)
+            output = tickets.ticket_list(folder, now)
         case "revoke":
-            told = ticketing.ticket_revoke(folder, asked["ticket"], now, turn_out=asked["turn_out"])
+            output = tickets.ticket_revoke(folder, asked["ticket"], now, turn_out=asked["turn_out"])
         case "unban":
-            told = ticketing.ticket_unban(folder, asked["node"])
+            output = tickets.ticket_unban(folder, asked["node"])
         case _:
-            told = ticketing.ticket_ban(folder, asked["node"], now, reason=asked["reason"])
+            output = tickets.ticket_ban(folder, asked["node"], now, reason=asked["reason"])
     if not settings.json:
-        print("\n".join(told.lines))
-    return told.data
+        print("\n".join(output.lines))
+    return output.data

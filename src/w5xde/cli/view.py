@@ -25,7 +25,7 @@ from w5xde.ticket import join_line
 
 if TYPE_CHECKING:
     from w5xde.runtime.coordinator.body import Coordinator
-    from w5xde.runtime.durable.audit import Report
+    from w5xde.runtime.durable.audit import AuditReport
     from w5xde.runtime.node.body import Node
     from w5xde.runtime.telemetry.status import NodeReport, RunStatus
 
@@ -199,9 +199,13 @@ class View(Watcher):
         if s["robust"] != "off":
             short = f"{s['degraded_steps']:,} of the steps had fewer nodes than that takes"
             self.say(f"  robust {s['robust']}: {short}; the weights depend on who computed what")
+        if s["verified_batches"] or s["unverified_batches"]:
+            self.say(
+                f"  {s['verified_batches']:,} batches verified, {s['unverified_batches']:,} could not be"
+            )
         self.say(f"  weights sha256 {s['weights_sha256'][:16]}…  in  {result.folder / 'model.safetensors'}")
 
-    def show_audit(self, report: Report) -> None:
+    def show_audit(self, report: AuditReport) -> None:
         """What an audit found, per node, and whether the promise held."""
         found = report.findings
         lives = f"{found.lives} {'life' if found.lives == 1 else 'lives'} of the coordinator"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from w5xde.control import events as ev
-from w5xde.control.adding import Adding
 from w5xde.control.modes.robust_mode import mode_of
 from w5xde.control.modes.sync import Mode
 from w5xde.control.pool.members import Member, Members
@@ -20,13 +19,14 @@ from w5xde.control.steps.cut import Accounts, Cut, Progress
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import StepWork
 from w5xde.control.steps.plan import Plan
-from w5xde.control.steps.save_schedule import Saver
+from w5xde.control.steps.save_schedule import SaveSchedule
 from w5xde.control.steps.tally import Tally
 from w5xde.control.trust.failures import Failures
-from w5xde.control.trust.norm_limits import Judge
+from w5xde.control.trust.norm_limits import NormCheck, NormLimits
 from w5xde.control.trust.quorum import Quorum
-from w5xde.control.trust.rollback import Amends
+from w5xde.control.trust.rollback import Rollback
 from w5xde.control.trust.verification import Verification
+from w5xde.control.view import CoreView
 from w5xde.tree import Span
 
 # Fine enough to overtake a late batch soon, coarse enough to cost nothing.
@@ -50,22 +50,23 @@ class CoordinatorCore:
         self.mode: Mode = mode_of(settings, plan, self.members, self.leases)
         # How many steps were decided; the learner applies them in this order, maybe a moment later.
         self.version = 0
+        # What others may read; only `handle` changes anything.
+        self.view = CoreView(self)
         self.tally = Tally(Quorum(settings.robust), skip_bad_batches=settings.skip_bad_batches)
         self.started_at: float | None = None
         self.is_finished = False
         self._settings = settings
         self._stop_reason = ""
-        self._judge = Judge(settings.max_update_norm)
-        self._failures = Failures(self.mode, self.members, self.leases, self.tally, self._judge)
-        self._verification = Verification(settings.verify, chance, self.leases)
-        self._amends = Amends(self.mode, self.leases, self.tally, self._verification)
-        self.adding = Adding(settings, self.mode, self.leases, self._verification, self._judge)
+        self._norm_check = NormCheck(NormLimits(settings.max_update_norm, settings.own_norm))
+        self._failures = Failures(self.mode, self.members, self.leases, self.tally, self._norm_check)
+        self.verification = Verification(settings.verify, chance, self.leases, self._norm_check)
+        self._rollback = Rollback(self.mode, self.leases, self.tally, self.verification)
         # Steps that were undone once.
         self._undone: set[int] = set()
         # To be said as soon as somebody listens.
         self._opening: list[ev.Effect] = []
         self._seconds_before = 0.0
-        self._saver = Saver(settings.save_seconds, settings.save_steps, is_resumed=cut is not None)
+        self._saver = SaveSchedule(settings.save_seconds, settings.save_steps, is_resumed=cut is not None)
         if cut is not None:
             self._resume(cut)
         self._handlers: dict[type, Callable[[Any, float], list[ev.Effect]]] = {
@@ -78,7 +79,6 @@ class CoordinatorCore:
             ev.Discovered: self._discovered,
             ev.Stepped: self._stepped,
             ev.Undone: self._undo,
-            ev.Spoilt: self._spoilt,
             ev.Saved: self._saved,
             ev.SaveFailed: self._save_failed,
             ev.Broke: lambda event, now: self._finish("", error=event.reason),
@@ -94,8 +94,7 @@ class CoordinatorCore:
                 return self._reopen(event)
             return self._count_steps(event) if isinstance(event, ev.Stepped) else []
         opening, self._opening = self._opening, []
-        effects = self._handlers[type(event)](event, now)
-        return opening + effects if opening else effects
+        return [*opening, *self._handlers[type(event)](event, now)]
 
     @property
     def progress(self) -> Progress:
@@ -109,8 +108,7 @@ class CoordinatorCore:
 
     def _joined(self, event: ev.Joined, now: float) -> list[ev.Effect]:
         member = self.members.join(event.node, now, event.machine, event.slots, event.guess_seconds)
-        self._verification.joined(event.node)
-        self._judge.joined(event.node)
+        self.verification.joined(event.node)
         return [ev.Note("joined", f"{event.node} joined", {"node": event.node}), *self._lend([member], now)]
 
     def _left(self, event: ev.Left, now: float) -> list[ev.Effect]:
@@ -135,6 +133,8 @@ class CoordinatorCore:
 
     def _ticked(self, event: ev.Ticked, now: float) -> list[ev.Effect]:
         effects: list[ev.Effect] = []
+        for name, heard_at in event.heard.items():
+            self.members.heard(name, heard_at)
         stall = self.members.forgive_stall(now, TICK_SECONDS)
         if stall:
             text = f"the coordinator stood still for {stall:.1f} s"
@@ -153,8 +153,7 @@ class CoordinatorCore:
         effects += self._save_if_due(now)
         self.mode.loaded(event.machine, event.load)
         self.mode.overtake(now)
-        idle = [member for member in self.members if not member.pending]
-        return effects + self._lend(idle, now)
+        return effects + self._lend([member for member in self.members if not member.pending], now)
 
     # --- what comes back --------------------------------------------------------------------------
 
@@ -164,49 +163,47 @@ class CoordinatorCore:
         for number, norm in zip(event.leases, norms, strict=True):
             if self.is_finished:
                 return effects
-            self._take(event.node, number, norm, now, effects)
+            effects += self._take(event.node, number, norm, now)
         member = self.members.get(event.node)
         if member is not None:
             self.members.measured(member, event.batch_seconds, event.compute_seconds, event.core_share)
             effects += self._lend([member], now)
         return effects
 
-    def _take(self, node: str, number: int, norm: float, now: float, effects: list[ev.Effect]) -> None:
+    def _take(self, node: str, number: int, norm: float, now: float) -> list[ev.Effect]:
         """The answer to one lease: what is to happen with it."""
-        held = self.leases.get(number) if self._verification.holds_back(number) else None
+        held = self.leases.get(number) if self.verification.holds_back(number) else None
         if held is not None and held.node == node:
             # The lease stays what it is meanwhile: it may even be overtaken, or its node go.
-            effects += [ev.Verify(held)] if self._verification.begin(number, norm) else []
-            return
+            return [ev.Verify(held)] if self.verification.begin(number, norm) else []
+        return self._accept(node, number, norm, now, verified=False)
+
+    def _accept(self, node: str, number: int, norm: float, now: float, *, verified: bool) -> list[ev.Effect]:
         lease, member = self._settle(node, number, now)
         if isinstance(lease, str):
-            effects.append(ev.Reject(node, number, lease, fenced=True))
-            return
+            return [ev.Reject(node, number, lease, fenced=True)]
         reason = self.mode.admit(lease, self.version)
         if reason:
-            self._failures.none(member)
+            self._failures.succeeded(member)
             self.mode.give_back(lease)
-            effects.append(ev.Reject(node, number, reason))
-            return
-        doubt = self._judge.doubt(lease, norm, is_alone=len(self.members) == 1)
+            return [ev.Reject(node, number, reason)]
+        doubt = self._norm_check.check(lease, norm, is_verified=verified)
         if doubt:
-            effects += self._fail(lease, member, doubt, norm, now)
-            return
-        self._failures.none(member)
-        effects.append(ev.Fold(lease, self.version - lease.version))
+            return self._fail(lease, member, doubt, norm, now)
+        self._failures.succeeded(member)
         complete = self.mode.take(lease)
-        if complete is not None:
-            effects += self._step(complete, now)
+        fold = ev.Fold(lease, self.version - lease.version)
+        return [fold, *(self._step(complete, now) if complete is not None else ())]
 
     def _verified(self, event: ev.Verified, now: float) -> list[ev.Effect]:
-        norm = self._verification.end(event.lease)
+        norm = self.verification.end(event.lease)
         if event.wrong:
             lease, _ = self._settle(event.node, event.lease, now)
             reason = f"an update of it was computed again, and is wrong: {event.wrong}"
-            told = self._amends.convict(event, lease, reason, self.version)
+            told = self._rollback.convict(event, lease, reason, self.version)
             return told + self._turn_out(event.node, reason, now)
-        effects: list[ev.Effect] = []
-        self._take(event.node, event.lease, norm, now, effects)
+        effects = self.verification.count(event, self.progress)
+        effects += self._accept(event.node, event.lease, norm, now, verified=True)
         return effects + ([] if self.is_finished else self._lend_to(self.members.get(event.node), now))
 
     def _failed(self, event: ev.Failed, now: float) -> list[ev.Effect]:
@@ -244,11 +241,13 @@ class CoordinatorCore:
 
     def _dropped(self, event: ev.Dropped, now: float) -> list[ev.Effect]:
         lease, member = self._settle(event.node, event.lease, now)
-        if isinstance(lease, Lease):
-            self.mode.give_back(lease)
-            reason = "not sent, or not computed"
-            return [ev.Expire(event.node, [event.lease], reason), *self._lend(self.members, now)]
-        return self._lend_to(member, now)
+        if isinstance(lease, str):
+            return self._lend_to(member, now)
+        self.mode.give_back(lease)
+        expire = ev.Expire(event.node, [event.lease], "not sent, or not computed")
+        told = self.members.cannot_hold(member, event.batches) if member is not None else ""
+        notes = [ev.Note("little memory", told, {"node": event.node})] if told else []
+        return [expire, *notes, *self._lend(self.members, now)]
 
     def _settle(self, node: str, number: int, now: float) -> tuple[Lease | str, Member | None]:
         member = self.members.get(node)
@@ -260,9 +259,9 @@ class CoordinatorCore:
 
     def _step(self, work: StepWork, now: float) -> list[ev.Effect]:
         step = work.plan
-        effects = self._amends.end_leases(step.index)
+        effects = self._rollback.cancel_leases(step.index)
         if self.mode.is_stale(work, self.version):
-            return [*effects, self._amends.open(step, self.version)]
+            return [*effects, self._rollback.reopen(step, self.version)]
         shares = work.tree.take(Span(0, step.count)) or []
         told, out = self._failures.blame(step.index, shares)
         if not shares:
@@ -272,7 +271,7 @@ class CoordinatorCore:
             return effects + self._end_epoch(step.epoch) + self._finish_if_settled()
         decided = ev.Step(step, self.version, shares)
         remark = self.tally.decide(decided)
-        self._verification.applied(shares)
+        self.verification.applied(shares)
         self.version += decided.steps
         effects += [decided, *remark, *told]
         for node, reason in out.items():
@@ -289,11 +288,8 @@ class CoordinatorCore:
             self._undone.add(index)
         return [*self._reopen(event), *self._lend(self.members, now)]
 
-    def _spoilt(self, event: ev.Spoilt, now: float) -> list[ev.Effect]:
-        return [*self._amends.spoil(event, self.version), *self._lend(self.members, now)]
-
     def _reopen(self, event: ev.Undone) -> list[ev.Effect]:
-        effects = self._amends.undo(event)
+        effects = self._rollback.undo(event)
         if effects:
             self.version = event.step.version
         return effects
@@ -342,11 +338,13 @@ class CoordinatorCore:
     def cut(self, now: float) -> Cut:
         """What a checkpoint must hold of all that is decided so far."""
         undone = [work.plan for work in self.mode.open_works] + self.plan.undone
-        return self.tally.cut(self.version, self.plan.cursor, undone, self.seconds(now))
+        norms = self._norm_check.limits.state()
+        return self.tally.cut(self.version, self.plan.cursor, undone, self.seconds(now), norms)
 
     def _resume(self, cut: Cut) -> None:
         self.version = cut.version
         self._seconds_before = cut.seconds
+        self._norm_check.limits.resume(cut.usual_norms)
         self.plan.resume(cut.cursor, cut.undone)
         self._saver.count_from(cut.progress.steps, 0.0)
         for each in self.tally.resume(cut):
@@ -397,4 +395,5 @@ class CoordinatorCore:
         granted = self.mode.grants(candidates, self.version, now)
         if granted and self.started_at is None:
             self.started_at = now
-        return [ev.Assign(each[0].node, each, self._verification.choose(each)) for each in granted]
+        choose, is_alone = self.verification.choose, len(self.members) == 1
+        return [ev.Assign(each[0].node, each, choose(each, is_alone=is_alone)) for each in granted]

@@ -5,7 +5,7 @@ The core speaks of batches, leases and versions; whoever performs the effects at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -69,19 +69,24 @@ class Failed:
 
 @dataclass(slots=True)
 class Verified:
-    """What a node gave for a lease was computed again: whether it is right, and if not, what is wrong."""
+    """The coordinator computed a lease again: what is wrong with the answer, or why it cannot tell."""
 
     node: str
     lease: int
     wrong: str = ""
+    unknown: str = ""
 
 
 @dataclass(slots=True)
 class Dropped:
-    """A node skipped a lease that had been cancelled, or it could not be sent to it."""
+    """A lease was not computed: its node skipped it, or it could not be sent.
+
+    `batches`: the node skipped a whole message of so many; unless they were cancelled, it cannot hold them.
+    """
 
     node: str
     lease: int
+    batches: int = 0
 
 
 @dataclass(slots=True)
@@ -133,10 +138,14 @@ class Stop:
 
 @dataclass(slots=True)
 class Ticked:
-    """Time has passed. On its `machine` the coordinator needed this share of a core."""
+    """Time has passed. On its `machine` the coordinator needed this share of a core.
+
+    `heard`: when each node was last heard, for those that were heard since the tick before.
+    """
 
     machine: str = ""
     load: float = 0.0
+    heard: Mapping[str, float] = field(default_factory=dict)
 
 
 # --- effects --------------------------------------------------------------------------------------
@@ -236,14 +245,6 @@ class Undone:
 
 
 @dataclass(slots=True)
-class Spoilt:
-    """An event: what is there of an open step cannot be used, because something was added to it by half."""
-
-    step: int
-    reason: str
-
-
-@dataclass(slots=True)
 class SetAside:
     """This batch of the step fails wherever it is tried: its place in the tree stays empty."""
 
@@ -339,7 +340,6 @@ Event: TypeAlias = (
     | Discovered
     | Stepped
     | Undone
-    | Spoilt
     | Saved
     | SaveFailed
     | Broke

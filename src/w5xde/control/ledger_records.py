@@ -1,23 +1,25 @@
-"""The ledger's words: what is written down of every event, so that anybody can count again afterwards.
+"""The records of the ledger: turns the core's events and effects into them, so that an audit can count again.
 
-    start     a coordinator began: which run, which of its lives, by which plan
-    restore   it goes on from a checkpoint; steps of earlier lives beyond that version count no more
-    resumed   all that is restored is; what is still set aside (the rest is tried again)
+    start     a coordinator started: the run, the number of its life, its plan
+    lost      a part of the ledger, or of what it proves, is missing
+    restore   the run continues from a checkpoint; steps of earlier lives beyond that version are void
+    resumed   everything is restored; batches that are still set aside (the others are tried again)
     joined, left, …       notes, in words, with their facts
-    lend      leases given to a node: [lease, step, first batch of the step, one past its last]
-    took      an update was accepted, if no `step` below says so already
-    refused   an answer changed nothing, and why; its lease is over
-    fenced    an answer to a lease that was not outstanding there: nothing happened
+    lend      leases given to a node: [lease, step, first batch within the step, one past its last]
+    took      an update was accepted, if no later `step` says so
+    refused   an answer was rejected, and why; its lease is over
+    fenced    an answer to a lease that was not outstanding at that node; it changed nothing
     cancelled, expired    leases that ended without an answer
-    aside     a batch that fails wherever it is tried
-    step      applied: which batches, from whom ([start, stop, node, lease] each); `apart`: each batch as a
-              step of its own
+    aside     a batch that failed on every node that tried it
+    step      the learner applied a step: its batches and shares ([start, stop, node, lease] each);
+              `apart`: each batch as a step of its own
     banned    a node that may not come back, and why
-    undo      a step begins anew: it would have spoiled the model, or a cheat had a part in it
+    undo      a step begins again: it would have made the model non-finite, or used a banned node's update
     checkpoint            a checkpoint is durable: its version and hash
     stop      the end, and why
+    gap       (of the ledger's writer) the disk failed for so long that records were dropped
 
-Knows no files and no clock. `control/audit/auditor.py` reads these words without using any of this.
+Knows no files and no clock. `control/audit/auditor.py` reads records without using this module.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from w5xde.control.steps.plan import StepPlan
 Record = dict[str, Any]
 
 
-class Scribe:
-    """Turns events and effects into records and keeps them until they are written."""
+class RecordBuilder:
+    """Builds records from events and effects, and keeps them until `drain`."""
 
     def __init__(self) -> None:
         self._records: list[Record] = []
@@ -40,7 +42,7 @@ class Scribe:
         self._taken: dict[int, str] = {}
 
     def saw(self, event: ev.Event, effects: list[ev.Effect]) -> None:
-        """The core was told `event` and decided `effects`."""
+        """Record that the core handled `event` and decided `effects`."""
         if isinstance(event, ev.Stepped):
             for step in event.steps:
                 self._applied(self._steps.pop(step), durable=event.durable)
@@ -74,15 +76,15 @@ class Scribe:
                     self.add({"kind": effect.kind, "text": effect.text, **effect.facts})
 
     def _applied(self, step: ev.Step, *, durable: bool) -> None:
-        """The learner has applied a step; its takes need no words of their own."""
+        """Record an applied step; its leases need no `took` records."""
         for _, _, _, lease in step.shares:
             self._taken.pop(lease, None)
-        # What is usual is left out: these are the longest and most frequent lines.
+        # The usual values are left out: these are the longest and most frequent records.
         self.add(record_of(step) | ({"durable": True} if durable else {}))
 
     def _set_aside(self, effect: ev.SetAside) -> None:
         plan = effect.plan
-        # If nothing of its step is ever applied, no other record tells where the epoch ends.
+        # If no batch of its step is ever applied, no other record says where the epoch ends.
         ends = {"epoch_batches": plan.first + plan.count} if plan.ends_epoch else {}
         for i in range(effect.span.start, effect.span.stop):
             record = {"kind": "aside", "step": plan.index, "epoch": plan.epoch, "batch": plan.first + i}
@@ -93,7 +95,7 @@ class Scribe:
         self._records.append(record)
 
     def drain(self) -> list[Record]:
-        """Everything since the last time."""
+        """Return the records since the last call."""
         for node in dict.fromkeys(self._taken.values()):
             leases = [lease for lease, whose in self._taken.items() if whose == node]
             self.add({"kind": "took", "node": node, "leases": leases})
@@ -103,8 +105,8 @@ class Scribe:
 
 
 def record_of(step: ev.Step) -> Record:
+    """Return the `step` record of a step."""
     plan = step.plan
-    # What is usual is left out.
     apart = {"apart": True} if plan.apart else {}
     return apart | {
         "kind": "step",
@@ -112,16 +114,14 @@ def record_of(step: ev.Step) -> Record:
         "version": step.version,
         "epoch": plan.epoch,
         "first": plan.first,
-        "sizes": [[size, len(list(same))] for size, same in groupby(plan.sizes)]
-        if plan.count > 1
-        else [[plan.sizes[0], 1]],
+        "sizes": [[size, len(list(same))] for size, same in groupby(plan.sizes)],
         "ends_epoch": plan.ends_epoch,
         "shares": step.shares,
     }
 
 
 def step_of(record: Record) -> ev.Step:
-    """The step that a `step` record tells of."""
+    """Return the step of a `step` record."""
     sizes = tuple(size for size, count in record["sizes"] for _ in range(count))
     place = record["step"], record["epoch"], record["first"]
     plan = StepPlan(*place, sizes, record["ends_epoch"], record.get("apart", False))

@@ -1,6 +1,6 @@
-"""The node's mind: greet, work in order, beat, and come back after a break.
+"""The core of a node: decides when to connect, greet, work, beat, reconnect and end.
 
-Knows no sockets, tensors or clocks; `now` and the random generator come in through the door.
+Events in, effects out. Knows no sockets, tensors or clocks: callers pass `now` and the random generator.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any, TypeAlias
 
 from w5xde.control.pool.members import BEAT_SECONDS
 
-# A coordinator that says nothing for this long is gone; it beats every two seconds.
+# A coordinator that is silent for this long is gone; it beats every two seconds.
 COORDINATOR_SILENCE_SECONDS = 8.0
-# Waiting between attempts doubles up to the most, shortened by chance so that nodes do not come as one.
+# The wait between attempts doubles up to the most; a random part of it keeps nodes from coming all at once.
 RETRY_SECONDS_FIRST = 0.25
 RETRY_SECONDS_MOST = 4.0
-# At first somebody sits before the screen and waits, or the coordinator is just being started again.
+# In the first minute a user may be watching, or the coordinator is just being started again.
 RETRY_SECONDS_MOST_AT_FIRST = 1.0
 AT_FIRST_SECONDS = 60.0
-# After a break the coordinator may be restarting on a slow machine; somebody must look after it by then.
+# After a break the coordinator may be restarting on a slow machine; after this long it needs its user.
 RECONNECT_SECONDS = 600.0
 TICK_SECONDS = 0.25
 
@@ -30,24 +30,19 @@ TICK_SECONDS = 0.25
 
 @dataclass(slots=True)
 class Opened:
-    """The connection stands."""
-
-
-@dataclass(slots=True)
-class DialFailed:
-    reason: str
+    """The connection is open."""
 
 
 @dataclass(slots=True)
 class Lost:
-    """The connection is gone without a goodbye."""
+    """The connection broke without a goodbye, or could not be opened."""
 
     reason: str
 
 
 @dataclass(slots=True)
 class Welcomed:
-    """The coordinator took us; our model and data must now be checked against its own."""
+    """The coordinator admits the node, whose model and data must now be compared with its own."""
 
 
 @dataclass(slots=True)
@@ -57,7 +52,7 @@ class Checked:
 
 @dataclass(slots=True)
 class Given:
-    """Parameters, or work with these leases. `item` is the body's own."""
+    """Parameters arrived, or work with these leases. Only the body of the node reads `item`."""
 
     item: Any
     leases: list[int] = field(default_factory=list)
@@ -65,11 +60,13 @@ class Given:
 
 @dataclass(slots=True)
 class Finished:
-    """The item in hand is done."""
+    """The item in progress is done."""
 
 
 @dataclass(slots=True)
 class Cancelled:
+    """The coordinator no longer needs these leases."""
+
     leases: list[int]
 
 
@@ -82,27 +79,17 @@ class Parted:
 
 
 @dataclass(slots=True)
-class LeaveAsked:
-    """Our user wants to go, after the work in hand."""
+class LeaveRequested:
+    """The node's user wants it to end after the item in progress."""
 
 
 @dataclass(slots=True)
-class Ticked:
+class TimePassed:
     """Time has passed."""
 
 
 Event: TypeAlias = (
-    Opened
-    | DialFailed
-    | Lost
-    | Welcomed
-    | Checked
-    | Given
-    | Finished
-    | Cancelled
-    | Parted
-    | LeaveAsked
-    | Ticked
+    Opened | Lost | Welcomed | Checked | Given | Finished | Cancelled | Parted | LeaveRequested | TimePassed
 )
 
 # --- effects --------------------------------------------------------------------------------------
@@ -110,40 +97,40 @@ Event: TypeAlias = (
 
 @dataclass(slots=True)
 class Dial:
-    """Connect, after this long."""
+    """Open a connection, after this long."""
 
     after_seconds: float
 
 
 @dataclass(slots=True)
 class Greet:
-    """Say who we are."""
+    """Send the greeting."""
 
 
 @dataclass(slots=True)
-class Check:
-    """Compare our model and data with the coordinator's."""
+class CheckModel:
+    """Compare the model and data with the coordinator's, then report Checked."""
 
 
 @dataclass(slots=True)
 class Handle:
-    """Load these parameters or compute this work, then say Finished."""
+    """Load these parameters or compute this work, then report Finished."""
 
     item: Any
 
 
 @dataclass(slots=True)
 class SayReady:
-    """Tell the coordinator that we match."""
+    """Tell the coordinator that model and data match."""
 
 
 @dataclass(slots=True)
 class SayBeat:
-    """Tell the coordinator that we are here."""
+    """Tell the coordinator that the node is there."""
 
 
 @dataclass(slots=True)
-class Hang:
+class HangUp:
     """Close the connection."""
 
     reason: str
@@ -151,23 +138,23 @@ class Hang:
 
 @dataclass(slots=True)
 class Exit:
-    """The node's work is over; an error says that it is not as it should be."""
+    """The node ends; `error` is empty if it ends as it should."""
 
     reason: str
     error: str = ""
 
 
-Effect: TypeAlias = Dial | Greet | Check | Handle | SayReady | SayBeat | Hang | Exit
+Effect: TypeAlias = Dial | Greet | CheckModel | Handle | SayReady | SayBeat | HangUp | Exit
 
 
 class NodeCore:
-    """All decisions of a node."""
+    """All decisions of a node. `wait_seconds`: how long it tries to join for the first time."""
 
     def __init__(self, rng: random.Random, wait_seconds: float) -> None:
         self._rng = rng
         self._wait_seconds = wait_seconds
         self._queue: deque[Given] = deque()
-        self._in_hand: Given | None = None
+        self._in_progress: Given | None = None
         self.cancelled: set[int] = set()
         self.has_joined = False
         self.is_over = False
@@ -176,21 +163,22 @@ class NodeCore:
         self._checks = 0
         self._is_leaving = False
         self._attempts = 0
+        # Since when the node has no checked connection; None while it has one.
         self._alone_since: float | None = None
         self._heard_at = 0.0
         self._beat_at = 0.0
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is in hand and nothing waits."""
-        return self._in_hand is None and not self._queue
+        """Whether nothing is in progress and nothing waits."""
+        return self._in_progress is None and not self._queue
 
     def start(self, now: float) -> list[Effect]:
         self._alone_since = now
         return [Dial(0.0)]
 
     def heard(self, now: float) -> None:
-        """Any byte of the coordinator's shows that it is there."""
+        """Note that a byte came from the coordinator, so that it is not silent."""
         self._heard_at = now
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -200,16 +188,14 @@ class NodeCore:
             case Opened():
                 self._is_connected, self._heard_at, self._beat_at = True, now, now
                 return [Greet()]
-            case DialFailed():
-                return self._retry(event.reason, now)
             case Lost():
                 return self._lost(event.reason, now)
             case Welcomed():
                 self._may_beat = True
                 self._checks += 1
-                return [Check()]
+                return [CheckModel()]
             case Checked():
-                # A check begun on a connection that broke meanwhile says nothing on the new one.
+                # A check that began on a connection which broke meanwhile does not count for the new one.
                 self._checks -= 1
                 if self._checks or not self._may_beat:
                     return []
@@ -220,36 +206,38 @@ class NodeCore:
                 self._queue.append(event)
                 return self._next()
             case Finished():
-                if self._in_hand is not None:
-                    self.cancelled.difference_update(self._in_hand.leases)
-                self._in_hand = None
+                if self._in_progress is not None:
+                    self.cancelled.difference_update(self._in_progress.leases)
+                self._in_progress = None
                 return self._next()
             case Cancelled():
                 self._cancel(event.leases)
                 return []
             case Parted():
-                self.is_over = True
-                return [Exit(event.reason, error="" if event.finished else event.reason)]
-            case LeaveAsked():
+                return self._exit(event.reason, error="" if event.finished else event.reason)
+            case LeaveRequested():
                 self._is_leaving = True
                 self._queue.clear()
                 return self._next()
-            case Ticked():
+            case TimePassed():
                 return self._ticked(now)
 
     def _next(self) -> list[Effect]:
-        if self._in_hand is not None:
+        if self._in_progress is not None:
             return []
         if self._is_leaving:
-            self.is_over = True
-            return [Exit("left politely")]
+            return self._exit("left politely")
         if not self._queue:
             return []
-        self._in_hand = self._queue.popleft()
-        return [Handle(self._in_hand.item)]
+        self._in_progress = self._queue.popleft()
+        return [Handle(self._in_progress.item)]
+
+    def _exit(self, reason: str, error: str = "") -> list[Effect]:
+        self.is_over = True
+        return [Exit(reason, error)]
 
     def _cancel(self, leases: list[int]) -> None:
-        held = [given for given in (self._in_hand, *self._queue) if given is not None]
+        held = [*([self._in_progress] if self._in_progress else []), *self._queue]
         known = {lease for given in held for lease in given.leases}
         self.cancelled.update(known.intersection(leases))
 
@@ -257,30 +245,25 @@ class NodeCore:
         if not self._is_connected:
             return []
         if now - self._heard_at > COORDINATOR_SILENCE_SECONDS:
-            return [Hang(f"the coordinator was silent for {now - self._heard_at:.0f} s")]
+            return [HangUp(f"the coordinator was silent for {now - self._heard_at:.0f} s")]
         if now - self._beat_at >= BEAT_SECONDS and self._may_beat:
             self._beat_at = now
             return [SayBeat()]
         return []
 
     def _lost(self, reason: str, now: float) -> list[Effect]:
-        # Leases of a broken connection are void: the coordinator has lent them again.
+        # Leases of a broken connection are void: the coordinator lends them again.
         self._queue.clear()
         self.cancelled.clear()
         self._is_connected = self._may_beat = False
+        if self._is_leaving:
+            return self._exit("left politely")
         if self._alone_since is None:
             self._alone_since = now
-        return self._retry(reason, now)
-
-    def _retry(self, reason: str, now: float) -> list[Effect]:
-        if self._is_leaving:
-            self.is_over = True
-            return [Exit("left politely")]
-        patience = RECONNECT_SECONDS if self.has_joined else self._wait_seconds
-        if self._alone_since is not None and now - self._alone_since >= patience:
-            self.is_over = True
-            return [Exit(reason, error=reason)]
-        is_early = self._alone_since is None or now - self._alone_since < AT_FIRST_SECONDS
+        alone_seconds = now - self._alone_since
+        if alone_seconds >= (RECONNECT_SECONDS if self.has_joined else self._wait_seconds):
+            return self._exit(reason, error=reason)
+        is_early = alone_seconds < AT_FIRST_SECONDS
         longest = RETRY_SECONDS_MOST_AT_FIRST if is_early else RETRY_SECONDS_MOST
         most = min(longest, RETRY_SECONDS_FIRST * 2 ** min(self._attempts, 10))
         self._attempts += 1

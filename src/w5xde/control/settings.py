@@ -23,6 +23,8 @@ class CoreSettings:
     save_steps: int | None = None
     logs_steps: bool = False
     max_update_norm: str = OFF
+    # The norm of the gradient that the coordinator computed itself; 0: not known.
+    own_norm: float = 0.0
     # Whether an update takes long to travel: then a node holds only what it computes.
     is_large: bool = False
     # Whether steps of one batch each may be lent as one lease.

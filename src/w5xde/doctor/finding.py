@@ -1,4 +1,7 @@
-"""What a check found, and how checks are run: one after the other, each with a limit, none able to hang."""
+"""Findings of checks, and how checks run: one after another, each with a time limit.
+
+Knows nothing of what is checked.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,20 @@ State = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. A warning costs speed or comfort; an error keeps something from working."""
+    """One line of the report. A warning costs speed or comfort; with an error something does not work."""
 
     check: str
     state: State
     what: str
     fix: str = ""
-    # The error that training or joining would end with.
+    # Of the error that training or joining would end with.
     code: str = ""
     # Numbers for programs, with their units in their names.
     measured: dict[str, Any] = field(default_factory=dict)
 
 
 class Check(NamedTuple):
-    """Something to look at. It may find several things, and tells each as soon as it is known."""
+    """A check, which may yield several findings, each as soon as it is known."""
 
     name: str
     seconds_max: float
@@ -37,31 +40,31 @@ class Check(NamedTuple):
 
 
 def examine(checks: list[Check]) -> Iterator[Finding]:
-    """What the checks find. One that takes too long is left alone, one that fails is a finding."""
+    """Run the checks and yield their findings. A check that fails or takes too long is a finding itself."""
     for check in checks:
         yield from _run(check)
 
 
 def _run(check: Check) -> Iterator[Finding]:
-    told: queue.SimpleQueue[Finding | None] = queue.SimpleQueue()
+    findings: queue.SimpleQueue[Finding | None] = queue.SimpleQueue()
 
     def work() -> None:
         try:
             for finding in check.look():
-                told.put(finding)
+                findings.put(finding)
         except W5xdeError as error:
-            told.put(Finding(check.name, "error", error.what, error.fix, error.code))
+            findings.put(Finding(check.name, "error", error.what, error.fix, error.code))
         except Exception as error:
-            told.put(
+            findings.put(
                 Finding(check.name, "error", f"cannot be checked: {describe(error)}", "please report this")
             )
-        told.put(None)
+        findings.put(None)
 
-    # A daemon, so that a disk or a driver that never answers does not keep the command from ending.
+    # A daemon thread: a disk or a driver that never answers must not keep the command from ending.
     threading.Thread(target=work, name=f"w5xde-{check.name}", daemon=True).start()
     while True:
         try:
-            finding = told.get(timeout=check.seconds_max)
+            finding = findings.get(timeout=check.seconds_max)
         except queue.Empty:
             what = f"no answer within {check.seconds_max:.0f} s"
             yield Finding(

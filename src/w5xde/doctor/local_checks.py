@@ -1,6 +1,6 @@
-"""This machine: Python, torch, device, memory, clock, disk, ports, and how fast it computes.
+"""Checks of this machine: Python, torch, device, memory, clock, disk, ports, and computing speed.
 
-Loads torch only inside the checks that need it, so that a torch that cannot be loaded is a finding.
+Imports torch only inside the checks that need it, so that a broken torch is a finding. Knows no coordinator.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 PYTHON_MIN = (3, 11)
-# Older releases of 3.11 can be installed on, but nobody tests with them.
+# Older releases of 3.11 can install w5xde, but no test runs with them.
 PYTHON_TESTED = (3, 11, 5)
 TORCH_MIN = (2, 6)
 # A node with torch and a small model takes some 300 MB.
@@ -42,14 +42,14 @@ CLOCK_SECONDS_MAX = 2.0
 SYNC_SECONDS_MANY = 0.1
 SYNCS = 5
 FILES_FEW = 256
-# Enough to come out of the noise, short enough to wait for.
+# Long enough to average out noise, short enough to wait for.
 MEASURING_SECONDS = 0.3
 MATRIX_SIZE = 512
 BATCH, INPUTS, HIDDEN, OUTPUTS = 64, 64, 128, 10
 
 
-def checks_here(settings: Settings) -> list[Check]:
-    """What is looked at on this machine, the quick things first."""
+def machine_checks(settings: Settings) -> list[Check]:
+    """Return all checks of this machine, quick ones first."""
     return [
         Check("python", 5.0, check_python),
         Check("memory", 5.0, check_memory),
@@ -97,7 +97,7 @@ def check_memory() -> Iterator[Finding]:
 
 
 def _existing(runs: str) -> Path:
-    """The runs folder, or the one in which it would be made: looking makes none."""
+    """Return the runs folder or, if it does not exist yet, the folder that it would be made in."""
     folder = Path(runs).absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -111,7 +111,7 @@ def check_clock(runs: str) -> Iterator[Finding]:
         yield Finding("clock", "error", f"it says {now:%Y-%m-%d %H:%M}, which is long ago", fix)
         return
     difference = 0.0
-    # A folder that cannot be written is for the next check to tell.
+    # The next check reports a folder that cannot be written.
     with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=_existing(runs)) as file:
         file.write(b"w5xde")
         file.flush()
@@ -150,7 +150,7 @@ def check_disk(runs: str) -> Iterator[Finding]:
 
 
 def _sync_seconds(folder: Path) -> float:
-    """How long a small write takes to be surely on the disk."""
+    """Return the median time to write and sync a small block."""
     taken = []
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         for _ in range(SYNCS):
@@ -183,12 +183,12 @@ def check_files() -> Iterator[Finding]:
 
 
 def check_port(host: str, port: int) -> Iterator[Finding]:
-    """Whether a coordinator could listen there."""
+    """Check whether a coordinator could listen there."""
     try:
         kind, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(kind, socket.SOCK_STREAM) as probe:
             if os.name == "posix":
-                # As asyncio does: a port whose last connections are only just over is free.
+                # As asyncio does: a port whose last connections have just closed is free.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
             probe.listen(1)
@@ -206,7 +206,7 @@ def check_port(host: str, port: int) -> Iterator[Finding]:
 
 
 def _user_of(port: int) -> str:
-    """By whom, if this user may know."""
+    """Return the process that listens on a port, if this user may know."""
     with contextlib.suppress(psutil.Error, OSError, RuntimeError):
         for connection in psutil.net_connections("tcp"):
             is_it = connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
@@ -278,7 +278,7 @@ def check_device(wanted: str) -> Iterator[Finding]:
 
 
 def check_compute(wanted: str) -> Iterator[Finding]:
-    """How fast one node would be: a matrix product, and a small network forward and backward."""
+    """Measure how fast one node would be: a matrix product, and a small network forward and backward."""
     import torch
     from torch import nn
 
@@ -305,7 +305,7 @@ def check_compute(wanted: str) -> Iterator[Finding]:
 
 
 def _rate(work: Callable[[], object]) -> float:
-    """How many times a second it can be done; each time is waited for to its end."""
+    """Return how often the work can be done in a second, one after another."""
     work()
     began, count = time.perf_counter(), 0
     while (passed := time.perf_counter() - began) < MEASURING_SECONDS:

@@ -1,7 +1,7 @@
-"""The way to a coordinator: which of its addresses answer, how soon, and whether it is one at all.
+"""Checks of the connection to a coordinator: which of its addresses answer, how fast, and what answers there.
 
-With a ticket it is greeted as a node would, over TLS to the pinned certificate, and says who it is. The
-greeting says that it only looks, so that nothing of the ticket is used up. Without one a coordinator says no.
+With a ticket the check greets as a node does, over TLS with the pinned certificate, and learns which run it
+is. The greeting says that it only looks, so the ticket is not used. Without a ticket a coordinator refuses.
 """
 
 from __future__ import annotations
@@ -28,54 +28,54 @@ from w5xde.ticket import Ticket
 
 DIAL_SECONDS = 5.0
 GREETING_SECONDS = 5.0
-# Resolving a name has no limit of its own; a system gives up after some 30 s at the latest.
+# Resolving a name has no limit of its own; systems give up after about 30 s.
 ROUTE_SECONDS = 60.0
 DIALS = 5
 # A name may have many addresses, and a ticket several names.
 ADDRESSES_MAX = 16
 ROUND_TRIP_SECONDS_MANY = 0.1
-# What a coordinator answers to who has shown nothing.
+# The code of a coordinator's answer to a greeting without a ticket.
 NEEDS_TICKET = "W5-113"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What to look for: hosts and ports, the likeliest first, and what lets one in there, if it is known."""
+    """The addresses of a coordinator, best first, and a ticket for it, if there is one."""
 
     addresses: tuple[tuple[str, int], ...]
     ticket: Ticket | None = None
 
 
 def target_of(text: str) -> Target:
-    """What a person's words lead to: a ticket, in itself or as `@file`, or an address."""
+    """Return the target that a user names by a ticket, by `@file` or by an address."""
     if text.startswith(("@", "-")) or ":" not in text:
         ticket = find_ticket(text)
         return Target(ticket.addresses, ticket)
     return Target((parse_address(text),))
 
 
-def checks_there(target: Target) -> list[Check]:
+def coordinator_checks(target: Target) -> list[Check]:
     return [Check("route", ROUTE_SECONDS, lambda: check_route(target))]
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Address:
     """One address to dial."""
 
     family: int
-    address: tuple[Any, ...]
-    # As it was said, for certificates that are of a name.
+    sockaddr: tuple[Any, ...]
+    # As the user named it, for certificates that are valid for a name.
     name: str = ""
 
     def __str__(self) -> str:
-        host, port = self.address[:2]
+        host, port = self.sockaddr[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def dial(self) -> socket.socket:
         sock = socket.socket(self.family, socket.SOCK_STREAM)
         sock.settimeout(DIAL_SECONDS)
         try:
-            sock.connect(self.address)
+            sock.connect(self.sockaddr)
         except BaseException:
             sock.close()
             raise
@@ -83,8 +83,8 @@ class _Place:
 
 
 def check_route(target: Target) -> Iterator[Finding]:
-    """Dial every address; then greet the first that answers."""
-    places: list[_Place] = []
+    """Dial every address, and greet the first that answers."""
+    addresses: list[_Address] = []
     for host, port in target.addresses:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -92,49 +92,49 @@ def check_route(target: Target) -> Iterator[Finding]:
             what = f"{host} is not known: {getattr(error, 'strerror', None) or error}"
             yield Finding("route", "error", what, "check the name, or use the machine's address", "W5-103")
         else:
-            places += [_Place(family, address, host) for family, _, _, _, address in found]
-    places = list(dict.fromkeys(places))[:ADDRESSES_MAX]
-    if not places:
+            addresses += [_Address(family, sockaddr, host) for family, _, _, _, sockaddr in found]
+    addresses = list(dict.fromkeys(addresses))[:ADDRESSES_MAX]
+    if not addresses:
         return
-    with ThreadPoolExecutor(len(places)) as threads:
-        tried = list(zip(places, threads.map(_seconds_to_connect, places), strict=True))
-    reached = [(place, taken) for place, taken in tried if isinstance(taken, float)]
-    for place, taken in tried:
+    with ThreadPoolExecutor(len(addresses)) as threads:
+        tried = list(zip(addresses, threads.map(_seconds_to_connect, addresses), strict=True))
+    reached = [(address, taken) for address, taken in tried if isinstance(taken, float)]
+    for address, taken in tried:
         if isinstance(taken, float):
-            what = f"{place} answers in {taken * 1000:.1f} ms"
-            yield Finding("route", "ok", what, measured={"address": str(place), "connect_seconds": taken})
+            what = f"{address} answers in {taken * 1000:.1f} ms"
+            yield Finding("route", "ok", what, measured={"address": str(address), "connect_seconds": taken})
         else:
-            yield _unreached(place, taken, is_only=not reached)
+            yield _not_reached(address, taken, is_only=not reached)
     if reached:
-        yield from _look_at(reached[0][0], target.ticket)
+        yield from _check_coordinator(reached[0][0], target.ticket)
 
 
-def _seconds_to_connect(place: _Place) -> float | OSError:
+def _seconds_to_connect(address: _Address) -> float | OSError:
     began = time.perf_counter()
     try:
-        place.dial().close()
+        address.dial().close()
     except OSError as error:
         return error
     return time.perf_counter() - began
 
 
-def _unreached(place: _Place, error: OSError, *, is_only: bool) -> Finding:
+def _not_reached(address: _Address, error: OSError, *, is_only: bool) -> Finding:
     state: State = "error" if is_only else "warning"
     if isinstance(error, TimeoutError):
         fix = "open that port in the coordinator's firewall, or check the address"
-        return Finding("route", state, f"no answer from {place} within {DIAL_SECONDS:.0f} s", fix, "W5-104")
+        return Finding("route", state, f"no answer from {address} within {DIAL_SECONDS:.0f} s", fix, "W5-104")
     reason = os.strerror(error.errno) if error.errno is not None else str(error)
     fix = "start  w5xde serve  there; for other machines with  --host 0.0.0.0"
-    return Finding("route", state, f"nothing answers at {place} ({reason})", fix, "W5-103")
+    return Finding("route", state, f"nothing answers at {address} ({reason})", fix, "W5-103")
 
 
-def _look_at(place: _Place, ticket: Ticket | None) -> Iterator[Finding]:
-    yield _link(place)
+def _check_coordinator(address: _Address, ticket: Ticket | None) -> Iterator[Finding]:
+    yield _link(address)
     answer = None
-    # Whoever hangs up or falls silent is not ours.
+    # A coordinator neither hangs up nor stays silent.
     with contextlib.suppress(OSError):
         try:
-            with _connect(place, ticket) as sock:
+            with _connect(address, ticket) as sock:
                 secured = tls.version_of(sock)
                 answer = _greet(sock, ticket)
         except JoinError as error:
@@ -147,31 +147,31 @@ def _look_at(place: _Place, ticket: Ticket | None) -> Iterator[Finding]:
     if isinstance(answer, Welcome):
         what = f"run {answer.run}, {answer.rules.mode}, protocol {PROTOCOL_VERSION}"
         yield Finding("coordinator", "ok", what, measured={"run": answer.run})
-        yield _privacy(place, secured)
+        yield _privacy(address, secured)
     elif isinstance(answer, Refuse) and ticket is None and answer.code == NEEDS_TICKET:
         what = "a w5xde coordinator, which says more to who has a ticket:  w5xde doctor TICKET"
         yield Finding("coordinator", "ok", what)
     elif isinstance(answer, Refuse):
         yield Finding("coordinator", "error", f"it refuses: {answer.what}", answer.fix, answer.code)
     else:
-        yield from _not_ours(place, ticket)
+        yield from _not_a_coordinator(address, ticket)
 
 
-def _privacy(place: _Place, version: str | None) -> Finding:
+def _privacy(address: _Address, version: str | None) -> Finding:
     measured = {"tls": version}
     if version is not None:
         return Finding("tls", "ok", f"{version}, to the certificate that the ticket names", measured=measured)
-    if is_here(place.address[0]):
+    if is_here(address.sockaddr[0]):
         return Finding("tls", "ok", "not needed: nothing leaves this machine", measured=measured)
     what = "not spoken: what is sent there can be read and changed on the way"
     return Finding("tls", "warning", what, "start the coordinator without --insecure", measured=measured)
 
 
-def _link(place: _Place) -> Finding:
-    """The shortest of a few round trips: what is longer waited for something else."""
-    taken = [seconds for _ in range(DIALS) if isinstance(seconds := _seconds_to_connect(place), float)]
+def _link(address: _Address) -> Finding:
+    """Measure the shortest of a few round trips; longer ones waited for something else."""
+    taken = [seconds for _ in range(DIALS) if isinstance(seconds := _seconds_to_connect(address), float)]
     if not taken:
-        return Finding("link", "warning", f"{place} answered once and then no more", "try again", "W5-103")
+        return Finding("link", "warning", f"{address} answered once and then no more", "try again", "W5-103")
     seconds = min(taken)
     what = f"a round trip takes {seconds * 1000:.2f} ms"
     measured = {"round_trip_seconds": round(seconds, 6)}
@@ -181,20 +181,20 @@ def _link(place: _Place) -> Finding:
     return Finding("link", "ok", what, measured=measured)
 
 
-def _connect(place: _Place, ticket: Ticket | None) -> socket.socket:
-    """A connection on which a greeting may be said; JoinError: it is with somebody else."""
+def _connect(address: _Address, ticket: Ticket | None) -> socket.socket:
+    """Open a connection for a greeting. Raises JoinError if it leads to another machine than the ticket's."""
     if ticket is None or ticket.is_clear:
-        return place.dial()
+        return address.dial()
     if ticket.is_pki:
-        return tls.shake_hands(place.dial(), tls.client_context_pki(), place.name, str(place))
-    # As a node does: look whose certificate it is, and speak on another connection that requires it.
-    with tls.shake_hands(place.dial(), tls.context_to_look(), tls.NO_NAME, str(place)) as looking:
-        certificate = tls.check_pin(looking, ticket.fingerprint, str(place))
-    return tls.shake_hands(place.dial(), tls.client_context(certificate), tls.NO_NAME, str(place))
+        return tls.shake_hands(address.dial(), tls.client_context_pki(), address.name, str(address))
+    # As a node does: look at the certificate, then connect again and require it.
+    with tls.shake_hands(address.dial(), tls.context_to_look(), tls.NO_NAME, str(address)) as looking:
+        certificate = tls.check_pin(looking, ticket.fingerprint, str(address))
+    return tls.shake_hands(address.dial(), tls.client_context(certificate), tls.NO_NAME, str(address))
 
 
 def _greet(sock: socket.socket, ticket: Ticket | None) -> Message | None:
-    """Greet as a node does, and leave again; what was answered, if that began as all our words do."""
+    """Greet as a node does, and leave; returns the answer, or None if it is not of this protocol."""
     decoder = Decoder(WELCOME_LIMITS)
     deadline = time.monotonic() + GREETING_SECONDS
     proof = ticket.id + ticket.secret.reveal() if ticket is not None else b""
@@ -217,19 +217,21 @@ def _greet(sock: socket.socket, ticket: Ticket | None) -> Message | None:
     return None
 
 
-def _not_ours(place: _Place, ticket: Ticket | None) -> Iterator[Finding]:
+def _not_a_coordinator(address: _Address, ticket: Ticket | None) -> Iterator[Finding]:
     version = None
-    # Nothing is sent, so nobody's certificate needs to be believed.
+    # Nothing is sent, so the certificate need not be trusted.
     with (
         contextlib.suppress(OSError, JoinError),
-        tls.shake_hands(place.dial(), tls.context_to_look(), tls.NO_NAME, str(place)) as looking,
+        tls.shake_hands(address.dial(), tls.context_to_look(), tls.NO_NAME, str(address)) as looking,
     ):
         version = tls.version_of(looking)
     if version is not None and ticket is None:
-        what = f"{version} is spoken at {place}; whether that is a w5xde coordinator shows only with a ticket"
+        what = (
+            f"{version} is spoken at {address}; whether that is a w5xde coordinator shows only with a ticket"
+        )
         yield Finding("coordinator", "warning", what, "w5xde doctor TICKET", "W5-102")
     else:
-        what = f"something listens at {place}, but it is not a w5xde coordinator"
+        what = f"something listens at {address}, but it is not a w5xde coordinator"
         yield Finding("coordinator", "error", what, "check the port: w5xde serve prints it", "W5-102")
     if version is not None:
         yield Finding("tls", "ok", f"{version} is spoken there", measured={"tls": version})

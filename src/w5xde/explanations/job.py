@@ -113,6 +113,16 @@ JOB = [
         "w5xde serve train.py --threads 8",
     ),
     Explanation(
+        "W5-214",
+        "the run verifies updates, and this node draws other random numbers than the coordinator",
+        "with --verify the coordinator computes a share of the work again and compares. The loss draws random"
+        " numbers (dropout, noise), and other kinds of devices draw other ones under the same seed: what this"
+        " node computes could not be compared, so that it could cheat unnoticed.",
+        "join with a device that draws like the coordinator's (--device cpu), or start the run without"
+        " --verify.",
+        "w5xde join @ticket train.py --device cpu",
+    ),
+    Explanation(
         "W5-221",
         "the model's parameters are not all there, or their names are too long",
         "lazy modules make parameters when they are first used, but every machine must know the model"
@@ -193,7 +203,7 @@ JOB = [
         "the loss differs for the same batch under the same seed",
         "it depends on what was computed before, or draws from a generator of its own; each machine would"
         " train another model.",
-        "keep state in a buffer, draw from torch's global generator, or use --mode async.",
+        "keep state in a buffer, draw from torch's global generator, or use --mode async without --verify.",
         "w5xde train train.py --mode async",
     ),
     Explanation(
@@ -214,8 +224,8 @@ JOB = [
     Explanation(
         "W5-241",
         "so many connections need more open files than are allowed",
-        "each connection takes a file descriptor in both processes.",
-        "raise the limit for this terminal, or measure fewer nodes.",
-        "ulimit -n 4096\nw5xde bench scale --nodes 1000",
+        "each connection takes up to two file descriptors, and w5xde has raised the limit as far as it may.",
+        "raise the limit for this terminal, or start fewer nodes.",
+        "ulimit -n 4096\nw5xde train train.py --nodes 1000",
     ),
 ]

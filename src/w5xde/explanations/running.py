@@ -29,6 +29,14 @@ RUNNING = [
         "w5xde serve train.py --ticket-file ticket\nw5xde join @ticket train.py",
     ),
     Explanation(
+        "W5-304",
+        "this machine has too little memory for so many local nodes",
+        "every local node is a process: even with the smallest model it needs 10 MiB that it shares with no"
+        " other.",
+        "start fewer nodes here, and let other machines join.",
+        "w5xde train train.py --nodes 4",
+    ),
+    Explanation(
         "W5-311",
         "training cannot go on, whoever helps",
         "a step makes the weights infinite, batches fail wherever they are tried, or nobody can compute."

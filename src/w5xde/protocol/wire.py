@@ -48,6 +48,8 @@ class Limits(NamedTuple):
     body_bytes_max: int
     # Which words are read: all, or only those that a node or a coordinator may say before the node works.
     words: Words = "all"
+    # How many MessagePack values a message may have: a value of one byte takes up to 60 in memory.
+    values_max: int = 2**32
 
     @property
     def scratch_bytes(self) -> int:
@@ -182,7 +184,11 @@ class Decoder:
             meta_end = at + HEADER_BYTES + meta_bytes
             if self._filled < meta_end:
                 break
-            message = _read_message(_decoders[self.limits.words], view[at + HEADER_BYTES : meta_end])
+            meta = view[at + HEADER_BYTES : meta_end]
+            # A value takes at least a byte, so that most messages need not be counted.
+            if meta_bytes > self.limits.values_max:
+                _check_values(meta, self.limits.values_max)
+            message = _read_message(_decoders[self.limits.words], meta)
             here = self._filled - meta_end
             if here < body_bytes:
                 # The rest of the body arrives straight in its memory.
@@ -227,6 +233,41 @@ class Decoder:
             larger = bytearray(wanted)
             larger[:rest] = self._scratch[:rest]
             self._scratch = larger
+
+
+# MessagePack: how many bytes give the length of a string, of bytes or of an array or map; and how long other
+# values are. All that is not here is its first byte alone, or has its length in that byte.
+_SIZED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+_CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
+_FIXED = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
+
+
+def _check_values(meta: memoryview, values_max: int) -> None:
+    """Refuse a message of more values than this, before any of them is made. Nonsense is left to decoding."""
+    at, awaited, count = 0, 1, 0
+    while awaited and at < len(meta):
+        first = meta[at]
+        at += 1
+        awaited -= 1
+        count += 1
+        if 0x80 <= first < 0xA0:
+            awaited += (first & 15) * (2 if first < 0x90 else 1)
+        elif 0xA0 <= first < 0xC0:
+            at += first & 31
+        elif first in _FIXED:
+            at += _FIXED[first]
+        elif first in _SIZED:
+            at += _SIZED[first] + int.from_bytes(meta[at : at + _SIZED[first]], "big")
+        elif first in _CONTAINERS:
+            width, each = _CONTAINERS[first]
+            awaited += int.from_bytes(meta[at : at + width], "big") * each
+            at += width
+        # What is announced counts at once: an array is made as long as it says.
+        if count + awaited > values_max:
+            raise RemoteProtocolError(
+                f"a message of more than {values_max} values, which take more memory than bytes",
+                code="W5-121",
+            )
 
 
 def _read_message(decoder: msgspec.msgpack.Decoder[Any], meta: memoryview) -> Message:

@@ -7,13 +7,13 @@ from itertools import islice
 
 import pytest
 
-from w5xde.control.audit.coverage import Counted, joined
+from w5xde.control.audit.coverage import Coverage, joined
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_spans_count_as_batches_do_one_by_one(seed: int) -> None:
     chance = random.Random(seed)
-    counted, alone = Counted(), dict[int, int]()
+    counted, alone = Coverage(), dict[int, int]()
     for step in range(chance.randrange(1, 12)):
         start = chance.randrange(30)
         stop = start + chance.randrange(1, 9)
@@ -33,7 +33,7 @@ def test_spans_count_as_batches_do_one_by_one(seed: int) -> None:
 
 
 def test_a_claim_costs_nothing_by_its_size() -> None:
-    counted = Counted()
+    counted = Coverage()
     assert counted.add(5, 10**15, 0) is None
     assert counted.add(10**12, 10**13, 1) == (10**12, 0)
     assert list(islice(counted.missing(10**18), 6)) == [0, 1, 2, 3, 4, 10**15]

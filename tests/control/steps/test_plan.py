@@ -139,7 +139,7 @@ def test_steps_of_one_batch_can_be_planned_as_stretches() -> None:
         (5, 1, 0, (2, 2, 2), False), (8, 1, 3, (2, 1), True),
     ]  # fmt: skip
     assert all(stretch.apart and stretch.steps == stretch.count for stretch in found)
-    singles = [single for stretch in found for single in stretch.singly]
+    singles = [single for stretch in found for single in stretch.split]
     assert singles == all_steps(plan(samples=9, step=1, epochs=2))
 
 

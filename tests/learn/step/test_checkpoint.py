@@ -17,6 +17,7 @@ from tests.learn import jobs
 from tests.learn.jobs import make, mlp, settings
 from tests.learn.pool import Node
 from tests.learn.step.test_checkpoint_values import same
+from tests.learn.summing import Complete, Lent
 from w5xde import Job
 from w5xde.config import Settings
 from w5xde.control.steps.plan import Plan
@@ -36,6 +37,7 @@ class Training:
     def __init__(self, job: Job, settings: Settings, files: dict[str, bytes] | None = None) -> None:
         prepared = prepare(job, settings)
         self.learner: Learner = prepared.learner
+        self._sums = prepared.sums
         self._source = prepared.source
         # Really the node is another process: what it draws is not the learner's chance.
         self._node = Node(job, prepared)
@@ -59,8 +61,8 @@ class Training:
         whole = Span(0, plan.count)
         with torch.random.fork_rng():
             given = self._node.compute(self.learner, self._source, plan, whole)
-        self.learner.fold(plan.index, plan.count, whole, given)
-        self.learner.apply(self.learner.totals(plan.index))
+        self._sums.add(Lent(0, plan, whole), [given], 0)
+        self.learner.apply(self._sums.totals(Complete(plan)))
         return self.learner.weights_sha256()
 
     def steps(self, count: int) -> list[str]:

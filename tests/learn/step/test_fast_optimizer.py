@@ -65,7 +65,7 @@ def test_quick_steps_give_the_same_bits(name: str, schedules: bool) -> None:
             # In the middle one parameter has no gradient for once.
             set_gradients(module, step, skipped=1 if step == 6 else None)
         optimizers[0].step()
-        stepper.step(same_gradients=step not in (0, 6, 7))
+        stepper.step()
         for scheduler in schedulers:
             scheduler.step()
         assert same(plain, quick), step
@@ -80,10 +80,10 @@ def test_a_hook_that_is_added_later_is_called() -> None:
     called = []
     for step in range(3):
         set_gradients(module, step)
-        stepper.step(same_gradients=step > 0)
+        stepper.step()
     optimizer.register_step_post_hook(lambda *args: called.append(1))
     set_gradients(module, 3)
-    stepper.step(same_gradients=True)
+    stepper.step()
     assert called == [1]
 
 
@@ -95,7 +95,7 @@ def test_a_state_that_is_loaded_later_is_the_one_that_counts() -> None:
         for module in (plain, quick):
             set_gradients(module, step)
         optimizers[0].step()
-        stepper.step(same_gradients=step > 0)
+        stepper.step()
         if step == 1:
             kept = copy.deepcopy(optimizers[0].state_dict())
     for optimizer in optimizers:
@@ -103,7 +103,7 @@ def test_a_state_that_is_loaded_later_is_the_one_that_counts() -> None:
     for module in (plain, quick):
         set_gradients(module, 9)
     optimizers[0].step()
-    stepper.step(same_gradients=True)
+    stepper.step()
     assert same(plain, quick)
 
 
@@ -117,7 +117,7 @@ def test_what_is_set_later_counts_from_then_on() -> None:
             if step == 3:
                 optimizer.param_groups[0]["weight_decay"] = 1.0
         optimizers[0].step()
-        stepper.step(same_gradients=step > 0)
+        stepper.step()
     assert same(plain, quick)
 
 
@@ -138,7 +138,7 @@ def test_steps_with_rows_that_lie_elsewhere_have_the_same_bits(name: str) -> Non
                 stepper.step_with(rows)
         else:
             set_gradients(quick, step)
-            stepper.step(same_gradients=step > 0)
+            stepper.step()
         assert same(plain, quick), step
     states = [optimizer.state_dict()["state"] for optimizer in optimizers]
     assert str(states[0]) == str(states[1])
@@ -150,7 +150,7 @@ def test_parameters_that_moved_in_memory_are_not_stepped_where_they_were() -> No
     module = model()
     stepper = Stepper(Adam(module.parameters(), fused=True), list(module.parameters()))
     set_gradients(module, 0)
-    stepper.step(same_gradients=False)
+    stepper.step()
     assert stepper.is_known()
     module[0].weight.data = module[0].weight.data.clone()
     assert not stepper.is_known()

@@ -13,9 +13,11 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import StepLR
 
 from tests.learn.jobs import CLASSES, make, mlp, settings
+from tests.learn.summing import fold
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.step.finite import Gauge, is_finite
-from w5xde.learn.step.learner import Contribution, Learner, Spoiled, Total
+from w5xde.learn.step.learner import Learner
+from w5xde.learn.step.sums import Contribution, StepNotFinite, Total, TreeSums
 from w5xde.tree import Span
 
 
@@ -52,7 +54,7 @@ def test_a_norm_is_what_torch_says_alone_or_among_others(count: int) -> None:
     learner = learner_of(SGD_)
     wholes = [total(learner, 10.0**i, seed=i) for i in range(count)]
     body = bytearray(b"".join(bytes(w.contribution.vector.raw.numpy()) for w in wholes))
-    found = learner.gauge.norms(body, learner.vectors(body, count))
+    found = learner.gauge.norms(body, learner.flat.blueprint.vectors(body, count))
     expected = [float(torch.linalg.vector_norm(w.contribution.vector.parts[0])) for w in wholes]
     assert found == pytest.approx(expected, rel=1e-5)
 
@@ -64,7 +66,7 @@ def test_whatever_is_not_finite_has_no_norm(bad: float, place: int) -> None:
     wholes = [total(learner, seed=i) for i in range(5)]
     wholes[3].contribution.vector.parts[0][place] = bad
     body = bytearray(b"".join(bytes(w.contribution.vector.raw.numpy()) for w in wholes))
-    found = learner.gauge.norms(body, learner.vectors(body, 5))
+    found = learner.gauge.norms(body, learner.flat.blueprint.vectors(body, 5))
     assert [norm == math.inf for norm in found] == [False, False, False, True, False]
 
 
@@ -81,7 +83,9 @@ def test_what_is_finite_but_overflows_when_squared_has_a_norm() -> None:
     whole = total(learner)
     whole.contribution.vector.parts[0][2] = 3e38
     body = bytearray(bytes(whole.contribution.vector.raw.numpy())) * 2
-    assert learner.gauge.norms(body, learner.vectors(body, 2)) == pytest.approx([3e38, 3e38], rel=1e-3)
+    assert learner.gauge.norms(body, learner.flat.blueprint.vectors(body, 2)) == pytest.approx(
+        [3e38, 3e38], rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -150,7 +154,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[Any], Optimizer], float]] = {
 
 @pytest.mark.parametrize("sound", [0, 1, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_step_that_spoils_the_state_is_undone_to_the_bit(name: str, sound: int) -> None:
+def test_a_step_that_spoils_the_state_is_rolled_back_to_the_bit(name: str, sound: int) -> None:
     make_optimizer, wild = OPTIMIZERS[name]
     learner, other = learner_of(make_optimizer), learner_of(make_optimizer)
     for each in (learner, other):
@@ -164,7 +168,7 @@ def test_a_step_that_spoils_the_state_is_undone_to_the_bit(name: str, sound: int
         before = state_of(learner)
         _, spoiled = learner.apply_all([[total(learner, wild, seed=9)]])
     assert spoiled is not None
-    assert spoiled.is_undone
+    assert spoiled.is_rolled_back
     assert are_same(state_of(learner), before)
     # And it goes on as if nothing had been tried.
     for each in (learner, other):
@@ -201,7 +205,7 @@ def test_many_sound_steps_are_those_made_one_by_one() -> None:
 def test_a_schedule_does_not_count_a_step_that_was_undone() -> None:
     learner = learner_of(lambda params: SGD(params, lr=1e20), scheduler=lambda o: StepLR(o, 1, gamma=0.5))
     learner.apply([total(learner, 1e-30)])
-    with pytest.raises(Spoiled):
+    with pytest.raises(StepNotFinite):
         learner.apply([total(learner, 1e30)])
     assert learner.optimizer.param_groups[0]["lr"] == 0.5e20
 
@@ -231,17 +235,18 @@ def test_a_large_model_is_not_copied_and_says_that_it_could_not_be_undone() -> N
         ),
         settings(),
     ).learner
-    assert not learner.undoes
+    assert not learner.can_roll_back
     learner.apply([total(learner, 1e-3)])
-    with pytest.raises(Spoiled) as raised:
+    with pytest.raises(StepNotFinite) as raised:
         learner.apply([total(learner, 3e38, seed=2)])
-    assert not raised.value.is_undone
+    assert not raised.value.is_rolled_back
 
 
 def test_a_sum_of_tame_parts_is_finite_without_a_look() -> None:
     learner = learner_of(SGD_)
+    sums = TreeSums(learner.flat.blueprint, learner.gauge)
     for place in range(2):
-        learner.fold(0, 2, Span(place, place + 1), total(learner, seed=place).contribution)
-    (whole,) = learner.totals(0)
+        step = fold(sums, 0, 2, Span(place, place + 1), total(learner, seed=place).contribution)
+    (whole,) = sums.totals(step)
     real = float(torch.linalg.vector_norm(whole.contribution.vector.parts[0]))
     assert real <= whole.contribution.norm

@@ -12,7 +12,13 @@ from torch import nn
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.model.layout import Blueprint, Vector, describe
 from w5xde.learn.step.finite import Gauge
-from w5xde.learn.step.incoming import PIECE_BYTES, Added, Arrival, Kept, Unwanted, Written
+from w5xde.learn.step.incoming import (
+    PIECE_BYTES,
+    DiscardedVector,
+    IncomingVector,
+    StoredVector,
+    WidenedVector,
+)
 
 
 class Mixed(nn.Module):
@@ -40,7 +46,7 @@ def vector(seed: int) -> Vector:
     return made
 
 
-def send(body: memoryview, arrival: Arrival, seed: int = 0) -> None:
+def send(body: memoryview, arrival: IncomingVector, seed: int = 0) -> None:
     """In pieces such as a socket gives."""
     chance = random.Random(seed)
     at = 0
@@ -53,19 +59,9 @@ def send(body: memoryview, arrival: Arrival, seed: int = 0) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_added_on_its_way_has_the_bits_of_what_is_added_afterwards(seed: int) -> None:
-    there, comes = vector(2 * seed), vector(2 * seed + 1)
-    expected = vector(2 * seed).add_(comes)
-    arrival = Added(there, BLUEPRINT, GAUGE, BLUEPRINT.moving_bytes)
-    send(comes.memory, arrival, seed)
-    assert there.is_same(expected)
-    assert arrival.norm == pytest.approx(GAUGE.norm(comes), rel=1e-4)
-
-
-@pytest.mark.parametrize("seed", range(3))
 def test_what_is_kept_is_all_there(seed: int) -> None:
     comes = vector(seed)
-    arrival = Kept(bytearray(BLUEPRINT.moving_bytes), BLUEPRINT, GAUGE)
+    arrival = StoredVector(bytearray(BLUEPRINT.moving_bytes), BLUEPRINT, GAUGE)
     send(comes.memory, arrival, seed)
     assert arrival.vector is not None
     assert arrival.vector.is_same(comes)
@@ -80,12 +76,11 @@ def test_what_comes_in_fewer_bits_has_the_bits_of_what_is_decoded_first(spec: st
     decoded = Vector.over(torch.zeros(BLUEPRINT.moving_bytes, dtype=torch.uint8), BLUEPRINT)
     pipeline.decode(body, decoded.raw, groups)
     wire = pipeline.element_layout(groups)
-    kept, added = vector(99), vector(2 * seed + 1)
-    send(body, Written(kept, BLUEPRINT, GAUGE, len(body), wire), seed)
-    assert kept.is_same(decoded)
-    arrival = Added(added, BLUEPRINT, GAUGE, len(body), wire)
+    assert wire is not None
+    kept = vector(99)
+    arrival = WidenedVector(kept, BLUEPRINT, GAUGE, len(body), wire)
     send(body, arrival, seed)
-    assert added.is_same(vector(2 * seed + 1).add_(decoded))
+    assert kept.is_same(decoded)
     assert arrival.norm == pytest.approx(GAUGE.norm(decoded), rel=1e-4)
 
 
@@ -100,24 +95,21 @@ def test_numbers_that_do_not_stand_for_themselves_are_decoded_together(spec: str
 def test_one_number_that_is_not_finite_is_found_wherever_it_is(wrong: float, group: int, place: int) -> None:
     comes = vector(1)
     comes.parts[group][place] = wrong
-    for arrival in (
-        Kept(bytearray(BLUEPRINT.moving_bytes), BLUEPRINT, GAUGE),
-        Added(vector(2), BLUEPRINT, GAUGE, BLUEPRINT.moving_bytes),
-    ):
-        send(comes.memory, arrival)
-        assert arrival.norm == math.inf
+    arrival = StoredVector(bytearray(BLUEPRINT.moving_bytes), BLUEPRINT, GAUGE)
+    send(comes.memory, arrival)
+    assert arrival.norm == math.inf
 
 
 def test_numbers_too_large_to_be_squared_are_finite() -> None:
     comes = vector(1)
     comes.parts[0][0] = 3e38
-    arrival = Kept(bytearray(BLUEPRINT.moving_bytes), BLUEPRINT, GAUGE)
+    arrival = StoredVector(bytearray(BLUEPRINT.moving_bytes), BLUEPRINT, GAUGE)
     send(comes.memory, arrival)
     assert 2e38 < arrival.norm < math.inf
 
 
 def test_what_nobody_wants_takes_no_more_than_a_piece() -> None:
-    arrival = Unwanted()
+    arrival = DiscardedVector()
     send(memoryview(bytes(5 * PIECE_BYTES + 1)), arrival)
     assert len(arrival.get_buffer()) == PIECE_BYTES
     assert arrival.vector is None

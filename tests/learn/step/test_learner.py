@@ -18,11 +18,14 @@ from torch.utils.data import TensorDataset
 from tests.learn import jobs
 from tests.learn.jobs import SAMPLES, make, mlp, settings
 from tests.learn.pool import CPU, NODE_COUNTS, train_in_pool, welcome_of
+from tests.learn.summing import fold, whole_step
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.job.node_setup import prepare_node
 from w5xde.learn.model.digest import weights_sha256
+from w5xde.learn.model.layout import Vector
 from w5xde.learn.step.checkpoint import model_file
-from w5xde.learn.step.learner import Contribution, Learner, Spoiled
+from w5xde.learn.step.learner import Learner
+from w5xde.learn.step.sums import Contribution, StepNotFinite
 from w5xde.learn.train.trainer import Task
 from w5xde.tree import Span
 
@@ -102,7 +105,7 @@ class Helper:
     def contribution(self, learner: Learner) -> Contribution:
         self._trainer.load(bytearray(learner.snapshot(whole=True)), whole=True)
         outcome = self._trainer.compute(Task(0, Span(0, 1), 1, 4, [(0, 4, self._batch)]))
-        vector = learner.vector(outcome.vector.raw.clone())
+        vector = Vector.over(outcome.vector.raw.clone(), learner.flat.blueprint)
         return Contribution(vector, frozenset(outcome.absent), outcome.loss_sum)
 
 
@@ -117,16 +120,15 @@ def _contribution(learner: Learner, job: Any, spoil: float | None = None) -> Con
 @pytest.mark.parametrize("spoil", [torch.nan, torch.inf, -torch.inf])
 def test_a_step_whose_gradient_is_not_finite_changes_nothing(spoil: float) -> None:
     job = make(mlp(lambda: nn.BatchNorm1d(16)), scheduler=lambda optimizer: StepLR(optimizer, 1))
-    learner = prepare(job, settings(clip_norm=1.0)).learner
-    learner.fold(0, 1, Span(0, 1), _contribution(learner, job))
-    learner.apply(learner.totals(0))
+    prepared = prepare(job, settings(clip_norm=1.0))
+    learner = prepared.learner
+    learner.apply(whole_step(prepared.sums, 0, _contribution(learner, job)))
     before = learner.weights_sha256()
     optimizer = copy.deepcopy(learner.optimizer.state_dict())
     bad = _contribution(learner, job, spoil)
     assert not learner.gauge.is_finite(bad.vector)
-    learner.fold(1, 1, Span(0, 1), bad)
-    with pytest.raises(Spoiled, match="step 2"):
-        learner.apply(learner.totals(1))
+    with pytest.raises(StepNotFinite, match="step 2"):
+        whole_step(prepared.sums, 1, bad)
     assert learner.weights_sha256() == before
     assert learner.version == 1
     assert str(learner.optimizer.state_dict()) == str(optimizer)
@@ -134,40 +136,41 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing(spoil: float) -> No
 
 def test_a_sum_that_overflows_is_found_though_each_part_was_finite() -> None:
     job = make(mlp())
-    learner = prepare(job, settings()).learner
+    prepared = prepare(job, settings())
+    learner = prepared.learner
     before = learner.weights_sha256()
     for batch in range(2):
         part = _contribution(learner, job, 3e38)
         assert learner.gauge.is_finite(part.vector)
-        learner.fold(0, 2, Span(batch, batch + 1), part)
-    with pytest.raises(Spoiled):
-        learner.apply(learner.totals(0))
+        step = fold(prepared.sums, 0, 2, Span(batch, batch + 1), part)
+    with pytest.raises(StepNotFinite):
+        prepared.sums.totals(step)
     assert learner.weights_sha256() == before
 
 
 def test_a_snapshot_stays_as_it_is_while_the_model_moves_on() -> None:
     job = make(mlp())
-    learner = prepare(job, settings()).learner
+    prepared = prepare(job, settings())
+    learner = prepared.learner
     snapshot = learner.snapshot(whole=False)
     before = bytes(snapshot)
     assert learner.snapshot(whole=False) is snapshot
-    learner.fold(0, 1, Span(0, 1), _contribution(learner, job))
-    learner.apply(learner.totals(0))
+    learner.apply(whole_step(prepared.sums, 0, _contribution(learner, job)))
     assert bytes(snapshot) == before
     assert bytes(learner.snapshot(whole=False)) != before
 
 
 def test_running_statistics_that_are_applied_late_settle_and_do_not_swing() -> None:
     job = make(mlp(lambda: nn.BatchNorm1d(16)))
-    learner = prepare(job, settings()).learner
+    prepared = prepare(job, settings())
+    learner = prepared.learner
     variance = learner.flat.module.get_buffer("1.running_var")
     lowest = float(variance.min())
     helper = Helper(job)
     late = [helper.contribution(learner) for _ in range(40)]
     for step in range(400):
         # All of them would pull it the same way for forty steps before one sees what the others did.
-        learner.fold(step, 1, Span(0, 1), late.pop(0), staleness=min(step, 40))
-        learner.apply(learner.totals(step))
+        learner.apply(whole_step(prepared.sums, step, late.pop(0), staleness=min(step, 40)))
         late.append(helper.contribution(learner))
         lowest = min(lowest, float(variance.min()))
     assert lowest > 0

@@ -12,11 +12,14 @@ from torch import Tensor, nn
 
 from tests.learn import jobs
 from tests.learn.jobs import make, settings
+from tests.learn.summing import Complete, Lent, Planned
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.model.layout import Vector
-from w5xde.learn.step.learner import Contribution, Learner, Spoiled
+from w5xde.learn.step.learner import Learner
 from w5xde.learn.step.robust_mean import CHUNK_COUNT, RobustSums, Share, _network
+from w5xde.learn.step.sums import Contribution, StepNotFinite
 from w5xde.robust_rule import Robust, parse_robust
+from w5xde.tree import Span
 
 MEDIAN = Robust(None)
 
@@ -55,16 +58,17 @@ def update(learner: Learner, chance: random.Random, absent: frozenset[int] = fro
 
 
 def copied(learner: Learner, given: Contribution) -> Contribution:
-    return given._replace(vector=learner.vector(given.vector.raw.clone()))
+    return given._replace(vector=Vector.over(given.vector.raw.clone(), learner.flat.blueprint))
 
 
 def total_of(
     learner: Learner, rule: Robust, sizes: list[int], shares: list[Share], given: dict[int, Contribution]
 ) -> Contribution:
-    sums = RobustSums(learner, rule)
+    sums = RobustSums(learner.flat.blueprint, learner.gauge, rule)
+    step = Planned(7, sizes)
     for lease, contribution in given.items():
-        sums.keep(7, lease, copied(learner, contribution))
-    total = sums.total(7, sizes, shares)
+        sums.add(Lent(lease, step, Span(0, 1)), [copied(learner, contribution)], 0)
+    (total,) = sums.totals(Complete(step, shares))
     assert total.batches == len(sizes)
     return total.contribution
 
@@ -199,18 +203,19 @@ def test_a_sum_that_is_not_finite_is_spoiled() -> None:
     given = {i: update(learner, random.Random(i)) for i in range(3)}
     for each in given.values():
         each.vector.parts[0].fill_(3e38)
-    with pytest.raises(Spoiled, match="step 8 is not finite"):
+    with pytest.raises(StepNotFinite, match="step 8 is not finite"):
         total_of(learner, MEDIAN, [1] * 3, [(i, i + 1, f"n{i}", i) for i in range(3)], given)
 
 
 def test_what_is_dropped_is_gone() -> None:
     learner = every()
-    sums = RobustSums(learner, MEDIAN)
-    sums.keep(0, 1, update(learner, random.Random(0)))
+    sums = RobustSums(learner.flat.blueprint, learner.gauge, MEDIAN)
+    step = Planned(0, [1])
+    sums.add(Lent(1, step, Span(0, 1)), [update(learner, random.Random(0))], 0)
     sums.drop(0)
     sums.drop(0)
     with pytest.raises(KeyError):
-        sums.total(0, [1], [(0, 1, "a", 1)])
+        sums.totals(Complete(step, [(0, 1, "a", 1)]))
 
 
 def test_a_counter_stays_within_its_kind() -> None:

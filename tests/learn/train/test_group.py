@@ -14,11 +14,11 @@ from tests.learn.jobs import CLASSES, FEATURES, make, mlp
 from tests.learn.train.test_record import RECORDED, batch_of, trainer_of
 from w5xde.learn.job.job import BatchFailed, Job
 from w5xde.learn.model.layout import Block, Row, memory_of
-from w5xde.learn.train.recording import group as grouped
-from w5xde.learn.train.recording import shapes
-from w5xde.learn.train.recording.group import SIZE_MAX, Group
-from w5xde.learn.train.recording.lookahead import Ahead
+from w5xde.learn.torch_private import KernelCall
+from w5xde.learn.train.recording import fast_path, kernel_steps
+from w5xde.learn.train.recording.replay import COMPARED_EVERY, Replay
 from w5xde.learn.train.trainer import Outcome, Task, Trainer
+from w5xde.learn.train.vectors import BLOCK_ROWS
 from w5xde.tree import Span
 
 ALONE = Span(0, 1)
@@ -27,28 +27,29 @@ ALONE = Span(0, 1)
 @pytest.fixture(autouse=True)
 def anything_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long a batch takes on a busy machine shall not decide what is tested."""
-    monkeypatch.setattr(shapes, "SMALL_SECONDS", 60.0)
+    monkeypatch.setattr(fast_path, "SMALL_SECONDS", 60.0)
 
 
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many batches each group was of."""
+    """The number of batches of each group, without those of trials."""
     found: list[int] = []
-    run, try_ = Group.run, Group._try
+    run, agrees_with = Replay.run, Replay.agrees_with
 
-    def counted(self: Group, batches: Any, scale: Tensor) -> tuple[list[float], list[Tensor]]:
-        found.append(len(batches))
+    def counted(self: Replay, batches: Any, scale: Tensor) -> tuple[list[float], list[Tensor]]:
+        if self.size > 1:
+            found.append(len(batches))
         return run(self, batches, scale)
 
-    def tried(self: Group, recording: Any) -> None:
+    def tried(self: Replay, single: Replay) -> bool:
         before = len(found)
         try:
-            try_(self, recording)
+            return agrees_with(self, single)
         finally:
             del found[before:]
 
-    monkeypatch.setattr(Group, "run", counted)
-    monkeypatch.setattr(Group, "_try", tried)
+    monkeypatch.setattr(Replay, "run", counted)
+    monkeypatch.setattr(Replay, "agrees_with", tried)
     return found
 
 
@@ -109,11 +110,11 @@ def test_other_losses_have_them_too(loss: Callable[..., Tensor], groups: list[in
 
 def test_what_is_known_is_called_once_for_all(groups: list[int]) -> None:
     trainer = trainer_of(make(mlp()))
-    for first in range(0, 10 * SIZE_MAX, SIZE_MAX):
-        for outcome in computed(trainer, frame(first, SIZE_MAX, 32)):
+    for first in range(0, 10 * BLOCK_ROWS, BLOCK_ROWS):
+        for outcome in computed(trainer, frame(first, BLOCK_ROWS, 32)):
             trainer.recycle(outcome.vector)
     # The first frame is watched and compared one by one.
-    assert groups == [SIZE_MAX] * 9
+    assert groups == [BLOCK_ROWS] * 9
 
 
 def test_a_lease_of_several_batches_is_added_in_the_same_tree() -> None:
@@ -132,37 +133,37 @@ def test_a_lease_of_several_batches_is_added_in_the_same_tree() -> None:
 def test_a_kernel_that_rounds_otherwise_for_many_is_found_out(
     monkeypatch: pytest.MonkeyPatch, groups: list[int]
 ) -> None:
-    wrong = grouped._addmm
+    right = kernel_steps._RULES[torch.ops.aten.addmm.default]
 
-    def rounds(size: int, call: Any, args: list[Any], options: dict[str, Any], outs: Any) -> Any:
-        steps = wrong(size, call, args, options, outs)
+    def rounds(call: KernelCall) -> Any:
+        steps = right(call)
         assert steps is not None
         # Only in the last place of a group.
-        return [*steps, lambda: outs[0].all[-1].mul_(1 + 1e-6)]
+        return [*steps, lambda: call.results[0].all[-1].mul_(1 + 1e-6)]
 
-    monkeypatch.setitem(grouped._RULES, torch.ops.aten.addmm.default, rounds)
+    monkeypatch.setitem(kernel_steps._RULES, torch.ops.aten.addmm.default, rounds)
     # Before it computes anything; and if it were not tried, when the last place is looked at the first time.
     require_same(make(mlp()), [8, 8, 8, 8, 8, 8, 16, 16, 16])
     assert not groups
-    monkeypatch.setattr(Group, "_try", lambda self, recording: None)
+    monkeypatch.setattr(Replay, "agrees_with", lambda self, single: True)
     require_same(make(mlp()), [8, 8, 8, 8, 8, 8, 16, 16, 16])
     assert groups == [8] * 5 + [16]
 
 
 def test_a_group_that_was_believed_and_is_wrong_fails_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_of(make(mlp()))
-    run = Group.run
+    run = Replay.run
     for first in range(0, 80, 16):
         computed(trainer, frame(first, 16, 4))
 
-    def wrong(self: Group, batches: Any, scale: Tensor) -> tuple[list[float], list[Tensor]]:
+    def wrong(self: Replay, batches: Any, scale: Tensor) -> tuple[list[float], list[Tensor]]:
         losses, gradients = run(self, batches, scale)
-        return losses, [each + 1e-3 for each in gradients]
+        return losses, [each + 1e-3 for each in gradients] if self.size > 1 else gradients
 
-    monkeypatch.setattr(Group, "run", wrong)
+    monkeypatch.setattr(Replay, "run", wrong)
 
     def go_on() -> None:
-        for first in range(80, 80 + 16 * shapes.COMPARED_EVERY, 16):
+        for first in range(80, 80 + 16 * COMPARED_EVERY, 16):
             computed(trainer, frame(first, 16, 4))
 
     with pytest.raises(BatchFailed, match="no longer the function"):
@@ -197,7 +198,7 @@ def test_batches_of_several_shapes_and_weights_are_grouped_apart(groups: list[in
 
 
 def test_large_batches_are_not_grouped(monkeypatch: pytest.MonkeyPatch, groups: list[int]) -> None:
-    monkeypatch.setattr(grouped, "BYTES_MAX", 1000)
+    monkeypatch.setattr(fast_path, "GROUP_BYTES_MAX", 1000)
     require_same(make(mlp()), [8, 16, 16])
     assert not groups
 
@@ -207,10 +208,9 @@ def test_what_nobody_asked_for_is_forgotten() -> None:
     for first in range(0, 80, 16):
         computed(trainer, frame(first, 16, 4))
     trainer.look_ahead(frame(80, 4, 4))
-    assert isinstance(trainer._ahead, Ahead)
-    assert trainer._ahead._known
+    assert len(trainer._ahead) == 4
     trainer.look_ahead([])
-    assert not trainer._ahead._known
+    assert not trainer._ahead
 
 
 def test_rows_that_lie_together_are_sent_in_one_piece() -> None:

@@ -20,8 +20,7 @@ from tests.learn.pool import CPU, train_in_pool, welcome_of
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.job.job import BatchFailed, Job
 from w5xde.learn.job.node_setup import prepare_node
-from w5xde.learn.train.recording import record as recorded
-from w5xde.learn.train.recording import shapes
+from w5xde.learn.train.recording import fast_path, record
 from w5xde.learn.train.trainer import Outcome, Task, Trainer
 from w5xde.tree import Span
 
@@ -29,7 +28,7 @@ from w5xde.tree import Span
 @pytest.fixture(autouse=True)
 def anything_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long a batch takes on a busy machine shall not decide what is tested."""
-    monkeypatch.setattr(shapes, "SMALL_SECONDS", 60.0)
+    monkeypatch.setattr(fast_path, "SMALL_SECONDS", 60.0)
 
 
 def trainer_of(job: Job, **given: Any) -> Trainer:
@@ -144,7 +143,7 @@ def test_the_loss_is_hardly_ever_called_once_it_is_recorded(name: str) -> None:
 
 
 def test_one_that_would_keep_much_memory_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "BYTES_MAX", 1000)
+    monkeypatch.setattr(record, "RESULT_BYTES_MAX", 1000)
     trainer = trainer_of(make(mlp()))
     plain = trainer_of(make(mlp()), recording="off")
     for number in range(9):
@@ -407,7 +406,8 @@ def test_a_batch_that_fails_while_it_is_watched_is_watched_again() -> None:
 
 def test_watching_a_batch_does_not_load_torchs_compiler() -> None:
     script = (
-        "import sys; from tests.learn import test_recorded as t; trainer = t.trainer_of(t.make(t.mlp()))\n"
+        "import sys; from tests.learn.train import test_record as t\n"
+        "trainer = t.trainer_of(t.make(t.mlp()))\n"
         "for i in range(9): t.compute(trainer, t.batch_of(i))\n"
         "sys.exit('torch._dynamo' in sys.modules or 'sympy' in sys.modules)"
     )

@@ -26,8 +26,8 @@ from w5xde.learn.job.node_setup import NodeParts, prepare_node
 from w5xde.learn.model.layout import FlatModel, describe
 from w5xde.learn.model.seeding import seed_everything
 from w5xde.learn.train.trainer import Task, Trainer
-from w5xde.learn.trust import canary_weights as formula
-from w5xde.learn.trust.canary import ROUNDING, SAMPLES, Expectation
+from w5xde.learn.trust import canary_weights
+from w5xde.learn.trust.canary import ROUNDING, SAMPLES, ExpectedCanary
 from w5xde.learn.trust.sketch import ROW, sketch
 from w5xde.messages import Fill
 from w5xde.tree import Span
@@ -37,7 +37,7 @@ from w5xde.tree import Span
 
 def filled(module: nn.Module, nudge: float = 0.0) -> FlatModel:
     flat = FlatModel(module, describe(module, set()))
-    formula.write(flat, formula.fills_of(flat), nudge=nudge)
+    canary_weights.write(flat, canary_weights.fills_of(flat), nudge=nudge)
     return flat
 
 
@@ -59,7 +59,7 @@ def test_they_depend_on_the_four_numbers_alone_and_are_these_on_every_machine():
     one, other = nn.Linear(7, 70_000), nn.Linear(7, 70_000)
     for module in (one, other):
         flat = FlatModel(module, describe(module, set()))
-        formula.write(flat, [Fill(0.5, 2.0, -1.0, 3.0), Fill(0.0, 1e-3, -1.0, 1.0)])
+        canary_weights.write(flat, [Fill(0.5, 2.0, -1.0, 3.0), Fill(0.0, 1e-3, -1.0, 1.0)])
     assert torch.equal(one.weight, other.weight)
     raw = one.weight.detach().numpy().tobytes() + one.bias.detach().numpy().tobytes()
     assert hashlib.sha256(raw).hexdigest() == FILLED
@@ -373,7 +373,7 @@ def test_a_job_that_fails_on_other_weights_has_no_canary_and_says_why():
 
 def test_the_canary_is_a_few_samples_however_large_a_batch_is():
     prepared = prepare(make(network()), settings(batch_size=50))
-    assert isinstance(prepared.canary, Expectation)
+    assert isinstance(prepared.canary, ExpectedCanary)
     assert len(prepared.canary.body) == SAMPLES * (FEATURES * 4 + 8)
     assert prepared.canary.answer_bytes == (1 + 6) * ROW * 8
     assert prepared.canary.seconds > 0

@@ -1,16 +1,20 @@
-"""A second opinion: honest updates are never called wrong, and lies are, by the layer that differs most."""
+"""Recomputing: honest updates are never called wrong, and lies are, by the layer that differs most."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.learn.jobs import make, mlp
+from tests.learn import jobs
+from tests.learn.jobs import make, mlp, settings
 from tests.learn.verified import HONEST, STEP, Bench, blamed, spans
+from w5xde.errors import JobError
+from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.model.layout import Vector
 from w5xde.learn.trust.recompute import DIFFERENCE_MAX, ROUNDING
 from w5xde.tree import Span
@@ -68,20 +72,57 @@ def test_the_gradient_of_another_batch_is_found() -> None:
 
 def test_tolerance_is_learned_from_those_that_agree_and_has_an_end() -> None:
     bench = Bench(make(mlp()))
-    assert bench.second.tolerance == ROUNDING["fp32"]
+    assert bench.recomputer.tolerance == ROUNDING["fp32"]
     for number in range(200):
         task = bench.task(Span(number % STEP, number % STEP + 1))
         given = bench.given(task)
         # Somebody who tries how far it may go.
-        given.parts[0].mul_(1 + 0.9 * bench.second.tolerance)
+        given.parts[0].mul_(1 + 0.9 * bench.recomputer.tolerance)
         bench.wrong(task, given)
-    assert bench.second.tolerance <= DIFFERENCE_MAX
+    assert bench.recomputer.tolerance <= DIFFERENCE_MAX
 
 
-def test_what_cannot_be_computed_here_is_nobodys_fault() -> None:
+def test_what_cannot_be_computed_here_is_nobodys_fault_and_not_called_right() -> None:
     bench = Bench(make(mlp()))
     task = bench.task(Span(0, 1))
     given = bench.given(task)
     given.parts[0].zero_()
     task.batches = [(0, 4, ["no batch at all"])]
-    assert bench.wrong(task, given) == ""
+    opinion = bench.check(task, given)
+    assert opinion.wrong == ""
+    assert "cannot be computed here" in opinion.unknown
+
+
+def unrepeatable(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Draws from a generator that no seed of ours reaches."""
+    return jobs.classify(model, batch) * (1 + torch.rand(1, generator=OWN).sum())
+
+
+OWN = torch.Generator().manual_seed(1)
+
+
+def test_what_comes_out_differently_each_time_is_not_called_right() -> None:
+    bench = Bench(make(mlp(), loss=unrepeatable), mode="async")
+    task = bench.task(Span(0, 1))
+    opinion = bench.check(task, bench.given(task))
+    assert opinion.wrong == ""
+    assert "differently each time" in opinion.unknown
+
+
+def test_a_run_that_verifies_needs_a_loss_that_repeats_in_async_mode_too() -> None:
+    prepare(make(mlp(), loss=unrepeatable), settings(mode="async"))
+    with pytest.raises(JobError) as caught:
+        prepare(make(mlp(), loss=unrepeatable), settings(mode="async", verify=0.1))
+    assert caught.value.code == "W5-231"
+
+
+@pytest.mark.parametrize(("factor", "is_wrong"), [(1.0, False), (-1.0, False), (3.0, False), (5.0, True)])
+def test_sizes_alone_can_be_compared(factor: float, is_wrong: bool) -> None:
+    """For updates that were compressed with loss, or from devices that draw other random numbers."""
+    bench = Bench(make(mlp()))
+    task = bench.task(Span(0, 2))
+    given = bench.given(task)
+    given.parts[0].mul_(factor)
+    opinion = bench.recomputer.check_size(given, bench.params, task)
+    assert bool(opinion.wrong) == is_wrong
+    assert opinion.unknown == ""

@@ -1,4 +1,4 @@
-"""Proving: who has shown enough to take part, what is guessed of him, and how long anybody may take."""
+"""The canary check: which nodes may take part, what is guessed of their speed, how long they may take."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from torch import nn
 
 from tests.learn.jobs import make, mlp, settings
 from tests.learn.pool import CPU, welcome_of
+from w5xde import Job
 from w5xde.learn.job.coordinator_setup import Prepared, prepare
 from w5xde.learn.job.node_setup import prepare_node
 from w5xde.learn.model.device import exact_products
+from w5xde.learn.trust.sketch import ROW
 from w5xde.messages import Ready
 from w5xde.protocol.wire import GREETING_LIMITS
 from w5xde.runtime.coordinator.canary_check import (
+    CHECK_SECONDS_MIN,
     FIRST_LINK_BYTES_PER_SECOND,
     GUESS_FACTOR_MAX,
-    PROVING_SECONDS_MIN,
-    Proving,
+    CanaryCheck,
 )
 from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.net.connection import Connection
@@ -40,7 +42,11 @@ def peer() -> Peer:
 
 
 def proof(prepared: Prepared) -> tuple[str, bytearray]:
-    parts = prepare_node(JOB, welcome_of(prepared), CPU)
+    return proof_of(JOB, prepared)
+
+
+def proof_of(job: Job, prepared: Prepared) -> tuple[str, bytearray]:
+    parts = prepare_node(job, welcome_of(prepared), CPU)
     assert prepared.canary is not None
     parts.prove(welcome_of(prepared), prepared.canary.body)
     assert parts.proof is not None
@@ -53,11 +59,11 @@ def moving(prepared: Prepared) -> float:
 
 
 def test_who_proves_itself_is_taken_with_a_guess_of_its_speed(prepared: Prepared, peer: Peer) -> None:
-    proving = Proving(prepared)
+    check = CanaryCheck(prepared, verifies=False)
     digest, body = proof(prepared)
     assert prepared.canary is not None
-    assert proving.limits == GREETING_LIMITS._replace(body_bytes_max=len(body))
-    assert proving.objection(peer, Ready(digest, 3 * prepared.canary.seconds, 5e6), body) is None
+    assert check.limits == GREETING_LIMITS._replace(body_bytes_max=len(body))
+    assert check.objection(peer, Ready(digest, 3 * prepared.canary.seconds, 5e6), body) is None
     assert peer.guess_seconds == pytest.approx(3 * prepared.batch_seconds + moving(prepared))
 
 
@@ -69,13 +75,16 @@ def test_nobody_is_taken_at_his_word_to_be_far_faster_or_slower(
     seconds: float, times: float | None, prepared: Prepared, peer: Peer
 ) -> None:
     digest, body = proof(prepared)
-    assert Proving(prepared).objection(peer, Ready(digest, seconds, float("inf")), body) is None
+    assert (
+        CanaryCheck(prepared, verifies=False).objection(peer, Ready(digest, seconds, float("inf")), body)
+        is None
+    )
     expected = None if times is None else pytest.approx(times * prepared.batch_seconds + moving(prepared))
     assert peer.guess_seconds == expected
 
 
 def test_each_objection_has_its_code(prepared: Prepared, peer: Peer) -> None:
-    proving = Proving(prepared)
+    check = CanaryCheck(prepared, verifies=False)
     digest, body = proof(prepared)
     found = []
     for ready, given in [
@@ -83,38 +92,69 @@ def test_each_objection_has_its_code(prepared: Prepared, peer: Peer) -> None:
         (Ready(digest), body[:-1]),
         (Ready(digest), bytearray(len(body))),
     ]:
-        objection = proving.objection(peer, ready, given)
+        objection = check.objection(peer, ready, given)
         assert objection is not None
         found.append(objection.code)
     peer.is_looking = True
-    looking = proving.objection(peer, Ready(digest), body)
+    looking = check.objection(peer, Ready(digest), body)
     assert looking is not None
     assert [*found, looking.code] == ["W5-201", "W5-120", "W5-212", "W5-113"]
-    assert proving.canary(peer) == (None, [])
+    assert check.canary(peer) == (None, [])
     assert peer.guess_seconds is None
 
 
 def test_without_a_canary_nothing_travels_and_nothing_is_expected(peer: Peer) -> None:
     without = prepare(JOB, settings(canary=False))
-    proving = Proving(without)
-    assert proving.canary(peer) == (None, [])
-    assert proving.limits == GREETING_LIMITS
+    check = CanaryCheck(without, verifies=False)
+    assert check.canary(peer) == (None, [])
+    assert check.limits == GREETING_LIMITS
     digest = without.learner.flat.blueprint.layout.digest()
-    assert proving.objection(peer, Ready(digest, 1.0), bytearray()) is None
+    assert check.objection(peer, Ready(digest, 1.0), bytearray()) is None
     assert peer.guess_seconds is None
+
+
+def drawing(*, canary: bool) -> Prepared:
+    return prepare(make(mlp(lambda: nn.Dropout(0.5))), settings(canary=canary))
+
+
+def test_a_run_that_verifies_refuses_a_node_that_draws_other_numbers_whatever_it_says(peer: Peer) -> None:
+    prepared = drawing(canary=True)
+    digest, body = proof_of(make(mlp(lambda: nn.Dropout(0.5))), prepared)
+    check = CanaryCheck(prepared, verifies=True)
+    # What it says of its device changes nothing.
+    for peer.device in ("cpu", "cuda"):
+        assert check.objection(peer, Ready(digest), body) is None
+    torch.frombuffer(body, dtype=torch.float64)[:ROW] += 1.0
+    for peer.device in ("cpu", "cuda"):
+        objection = check.objection(peer, Ready(digest), body)
+        assert objection is not None
+        assert objection.code == "W5-214"
+    assert CanaryCheck(prepared, verifies=False).objection(peer, Ready(digest), body) is None
+
+
+@pytest.mark.parametrize(("device", "is_refused"), [("cpu", False), ("cuda", True), ("", True)])
+def test_without_a_canary_a_node_that_may_draw_other_numbers_is_refused_not_exempt(
+    device: str, is_refused: bool, peer: Peer
+) -> None:
+    prepared = drawing(canary=False)
+    peer.device = device
+    digest = prepared.learner.flat.blueprint.layout.digest()
+    objection = CanaryCheck(prepared, verifies=True).objection(peer, Ready(digest), bytearray())
+    assert (objection is not None) == is_refused
+    assert CanaryCheck(prepared, verifies=False).objection(peer, Ready(digest), bytearray()) is None
 
 
 def test_who_is_not_ready_for_very_long_is_cut_but_not_for_the_time_that_we_slept(
     prepared: Prepared, peer: Peer
 ) -> None:
-    proving = Proving(prepared)
+    check = CanaryCheck(prepared, verifies=False)
     peer.welcomed_at = 100.0
-    late = 100.0 + PROVING_SECONDS_MIN + 1
-    assert proving.complaint(peer, 100.0 + PROVING_SECONDS_MIN - 1, 0.0) == ""
-    assert proving.complaint(peer, late, 0.0) == "it was not ready after 600 s"
-    assert proving.complaint(peer, late, late - 10) == ""
+    late = 100.0 + CHECK_SECONDS_MIN + 1
+    assert check.complaint(peer, 100.0 + CHECK_SECONDS_MIN - 1, 0.0) == ""
+    assert check.complaint(peer, late, 0.0) == "it was not ready after 600 s"
+    assert check.complaint(peer, late, late - 10) == ""
     peer.is_ready = True
-    assert proving.complaint(peer, late, 0.0) == ""
+    assert check.complaint(peer, late, 0.0) == ""
 
 
 def test_a_gpu_multiplies_exactly_for_the_canary_and_then_as_its_user_wants() -> None:

@@ -1,60 +1,113 @@
-"""What nodes say of their losses: numbers, or it counts for nothing."""
+"""Updates on their way to the core: each answer is told once, and nothing unfit is taken."""
 
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from w5xde.control import events as ev
 from w5xde.learn.model.layout import Vector
-from w5xde.learn.step.incoming import Unwanted
-from w5xde.learn.step.learner import Contribution
+from w5xde.learn.model.route import LARGE_BYTES_MIN
+from w5xde.learn.step.incoming import DiscardedVector
 from w5xde.messages import Answer, Update
-from w5xde.runtime.coordinator.updates import Intake, Took, _fits
+from w5xde.runtime.coordinator.peer import Peer, SentWork
+from w5xde.runtime.coordinator.ports import ModelPorts, Ports
+from w5xde.runtime.coordinator.updates import UNFIT, Updates
+from w5xde.runtime.telemetry.meters import Meters
+
+NOTHING = Vector(torch.zeros(0, dtype=torch.uint8), [])
 
 
-class Kept:
-    """Stands where the learner's steps are begun."""
+class Surroundings:
+    """All that updates meet: a table of peers, a reader, inline tasks, a view, and ears."""
 
-    takes_many = True
+    trained = frozenset({0, 1})
 
-    def __init__(self) -> None:
-        self.leases: list[int] = []
+    def __init__(self, vector_bytes: int = 8) -> None:
+        self.vector_bytes = vector_bytes
+        self.told: list[ev.Event] = []
+        self.evicted: list[str] = []
+        self.norms: list[float] = []
+        self.counts = True
+        ports = Ports(
+            clock=lambda: 0.0,
+            tasks=cast(Any, self),
+            peers=cast(Any, self),
+            batches=cast(Any, None),
+            model=ModelPorts(cast(Any, None), cast(Any, None), cast(Any, self), cast(Any, None)),
+            verifier=cast(Any, None),
+        )
+        self.updates = Updates(ports, cast(Any, self), Meters(), self.told.append, one_by_one=False)
 
-    def arrived(self, lease: int, given: list[Any]) -> None:
-        self.leases.append(lease)
+    def call(self, function: Any, done: Any) -> None:
+        done(function())
+
+    def read(self, body: Any, specs: Any, lengths: Any, count: int) -> list[tuple[Vector, float]]:
+        return [(NOTHING, norm) for norm in (self.norms or [1.0] * count)]
+
+    def stream(self, spec: str, body_bytes: int) -> Any:
+        return None
+
+    def discard(self) -> Any:
+        return DiscardedVector()
+
+    def allocate(self, count: int) -> bytearray:
+        return bytearray(count)
+
+    def lease(self, number: int) -> None:
+        return None
+
+    def may_count(self, number: int, node: str) -> bool:
+        return self.counts
+
+    def get(self, name: str) -> None:
+        return None
+
+    def evict(self, peer: Peer, reason: str, *, abruptly: bool = False) -> None:
+        self.evicted.append(reason)
 
 
-class Unclaimed:
-    """Nothing is being added."""
+class Line:
+    """A connection, as far as updates use it."""
 
-    def __init__(self, told: list[ev.Event]) -> None:
-        self._told = told
+    link = 0.0
 
-    def spoil(self, node: str, step: int, reason: str) -> None:
-        self._told.append(ev.Spoilt(step, reason))
 
-    def is_claimed(self, lease: int) -> bool:
-        return False
+def peer(leases: dict[int, int]) -> Peer:
+    node = Peer(cast(Any, Line()), cast(Any, None), name="a", is_ready=True)
+    node.works.append(SentWork(leases, 1, 0.0))
+    return node
+
+
+def receive(around: Surroundings, leases: dict[int, int], *answers: Answer) -> Peer:
+    """One update with these answers, and as many bytes as they need."""
+    vectors = sum(max(1, len(answer.losses)) for answer in answers if not (answer.dropped or answer.failure))
+    node = peer(leases)
+    around.updates.received(node, Update(0, list(answers)), bytearray(vectors * around.vector_bytes))
+    return node
 
 
 @pytest.mark.parametrize("wild", [math.nan, math.inf, -math.inf, 1e31])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_stretch_with_a_loss_that_is_no_number_is_refused(wild: float, place: int) -> None:
-    told: list[ev.Event] = []
-    intake, kept = Intake.__new__(Intake), Kept()
-    intake._stepping, intake._dispatch = kept, told.append  # type: ignore[assignment]
-    intake.arrivals = Unclaimed(told)  # type: ignore[assignment]
+def test_a_stretch_with_a_loss_that_is_not_finite_fails(wild: float, place: int) -> None:
+    around = Surroundings()
     losses = [1.0, 1.0, 1.0]
     losses[place] = wild
-    vector = Vector(torch.zeros(0, dtype=torch.uint8), [])
-    intake._answered("a", [Answer(7, losses=losses)], [(vector, 1.0)] * 3, Took(0.1, 0.1, 1.0))
-    assert kept.leases == []
-    assert [type(event) for event in told] == [ev.Failed]
+    receive(around, {7: 3}, Answer(7, losses=losses))
+    assert [type(event) for event in around.told] == [ev.Failed]
+    assert around.updates.look_at("a", 7) is None
+
+
+def test_a_gradient_that_is_not_finite_fails() -> None:
+    around = Surroundings()
+    around.norms = [math.inf]
+    receive(around, {7: 0}, Answer(7))
+    (failed,) = around.told
+    assert isinstance(failed, ev.Failed)
+    assert failed.norm == math.inf
 
 
 @pytest.mark.parametrize(
@@ -70,65 +123,60 @@ def test_a_stretch_with_a_loss_that_is_no_number_is_refused(wild: float, place: 
         (Answer(1, losses=[1.0, 2.0], absents=[[9], []]), 2, False),
         (Answer(1, losses=[1.0, 2.0], codec="bf16"), 2, False),
         (Answer(1, absent=[9]), 0, False),
+        (Answer(2), 0, False),
     ],
 )
 def test_an_answer_must_fit_what_was_lent(answer: Answer, apart: int, fits: bool) -> None:
-    assert _fits(answer, apart, frozenset({0, 1})) == fits
+    around = Surroundings()
+    receive(around, {1: apart}, answer)
+    assert around.evicted == ([] if fits else [UNFIT])
+    assert len(around.told) == fits
 
 
-def bare(*, claimed: bool = False) -> tuple[Intake, Kept, list[ev.Event]]:
-    told: list[ev.Event] = []
-    intake, kept = Intake.__new__(Intake), Kept()
-    intake._stepping, intake._dispatch = kept, told.append  # type: ignore[assignment]
-    intake.arrivals = Unclaimed(told)  # type: ignore[assignment]
-    intake.arrivals.is_claimed = lambda lease: claimed  # type: ignore[method-assign]
-    return intake, kept, told
+def test_a_body_that_is_too_short_or_too_long_is_refused() -> None:
+    for length in (0, 7, 9, 16):
+        around = Surroundings()
+        around.updates.received(peer({1: 0}), Update(0, [Answer(1)]), bytearray(length))
+        assert (around.evicted, around.told) == ([UNFIT], [])
 
 
-NOTHING = Vector(torch.zeros(0, dtype=torch.uint8), [])
+def test_answers_of_one_update_are_one_event_and_the_others_follow() -> None:
+    around = Surroundings()
+    lent = {1: 0, 2: 0, 3: 0, 4: 0}
+    receive(around, lent, Answer(1), Answer(2, dropped=True), Answer(3, failure="no"), Answer(4))
+    answered, dropped, failed = around.told
+    assert isinstance(answered, ev.Answered)
+    assert list(answered.leases) == [1, 4]
+    assert dropped == ev.Dropped("a", 2)
+    assert failed == ev.Failed("a", 3, "no")
 
 
-def test_what_was_added_and_is_not_finite_spoils_its_step() -> None:
-    intake, kept, told = bare()
-    intake._answered("a", [Answer(7)], [(NOTHING, math.inf)], Took(0.1, 0.1, 1.0), added_in=3)
-    assert kept.leases == []
-    assert [type(event) for event in told] == [ev.Failed, ev.Spoilt]
-    assert told[1].step == 3  # type: ignore[union-attr]
+def test_a_rejected_update_is_forgotten() -> None:
+    around = Surroundings()
+    receive(around, {7: 0}, Answer(7))
+    assert around.updates.look_at("a", 7) is not None
+    around.updates.reject(ev.Reject("b", 7, "it was lent to a"))
+    assert around.updates.look_at("a", 7) is not None
+    around.updates.reject(ev.Reject("a", 7, "somebody else was sooner"))
+    assert around.updates.look_at("a", 7) is None
 
 
-def test_what_was_added_and_is_refused_spoils_its_step() -> None:
-    intake, kept, told = bare()
-    kept.forget = lambda lease: [Contribution(NOTHING, frozenset(), 1.0, 1.0, added_in=3)]  # type: ignore[attr-defined]
-    intake._reception = {}  # type: ignore[assignment]
-    intake.reject(ev.Reject("a", 7, "its norm is 1e9"))
-    assert told == [ev.Spoilt(3, "what a gave is refused")]
+def test_an_update_is_not_taken_for_a_large_one_that_is_about_to_come() -> None:
+    """The memory of the large one has not been filled."""
+    around = Surroundings(LARGE_BYTES_MIN)
+    around.counts = False
+    node = peer({7: 0})
+    assert around.updates.may_send(node, Update(0, [Answer(7)]), LARGE_BYTES_MIN)
+    around.updates.received(node, Update(0, [Answer(7)]), bytearray())
+    assert (around.evicted, around.told) == ([UNFIT], [])
 
 
-def test_what_was_only_kept_and_is_refused_spoils_nothing() -> None:
-    intake, kept, told = bare()
-    kept.forget = lambda lease: [Contribution(NOTHING, frozenset(), 1.0, 1.0)]  # type: ignore[attr-defined]
-    intake._reception = {}  # type: ignore[assignment]
-    intake.reject(ev.Reject("a", 7, "somebody else was sooner"))
-    assert told == []
-
-
-def test_nothing_is_taken_for_a_place_where_something_is_being_added() -> None:
-    intake, kept, told = bare(claimed=True)
-    intake._answered("a", [Answer(7)], [(NOTHING, 1.0)], Took(0.1, 0.1, 1.0))
-    assert kept.leases == []
-    assert told == [ev.Dropped("a", 7)]
-
-
-def test_an_update_is_not_taken_for_another_that_is_about_to_come() -> None:
-    """Its memory has not been filled, and nobody has looked at what lies there."""
-    intake, kept, told = bare()
-    turned_out: list[str] = []
-    intake._learner = SimpleNamespace(trained=frozenset(), vector_bytes=8)  # type: ignore[assignment]
-    intake._reception = SimpleNamespace(  # type: ignore[assignment]
-        turn_out=lambda peer, reason, abruptly: turned_out.append(reason)
-    )
-    said, coming = Update(0, [Answer(7)]), Update(0, [Answer(7)])
-    peer: Any = SimpleNamespace(works=[({7: 0}, 1, 0.0)], arrival=Unwanted(), arrival_of=coming)
-    intake.updated(peer, said, bytearray())
-    assert (kept.leases, told) == ([], [])
-    assert turned_out == ["its answer does not fit what it was lent"]
+def test_an_update_that_was_thrown_away_and_is_wanted_after_all_is_lent_again() -> None:
+    around = Surroundings(LARGE_BYTES_MIN)
+    around.counts = False
+    node, update = peer({7: 0}), Update(0, [Answer(7)])
+    assert around.updates.may_send(node, update, LARGE_BYTES_MIN)
+    assert isinstance(around.updates.place(node, LARGE_BYTES_MIN), DiscardedVector)
+    around.counts = True
+    around.updates.received(node, update, bytearray())
+    assert around.told == [ev.Dropped("a", 7)]

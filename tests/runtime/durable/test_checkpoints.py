@@ -21,7 +21,7 @@ from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.step.checkpoint import LEARNER, MODEL, TRAINING, capture
 from w5xde.learn.step.learner import Learner
 from w5xde.runtime.durable.audit import audit_disk
-from w5xde.runtime.durable.checkpoints import FOLDER, MANIFEST, Store
+from w5xde.runtime.durable.checkpoints import FOLDER, MANIFEST, CheckpointStore
 from w5xde.runtime.durable.disk import RealDisk
 from w5xde.runtime.durable.sealed_json import Damaged, seal
 
@@ -41,11 +41,11 @@ def files() -> dict[str, bytes]:
     return capture(learner()).files()
 
 
-def save(store: Store, version: int, files: dict[str, bytes]) -> str:
+def save(store: CheckpointStore, version: int, files: dict[str, bytes]) -> str:
     return store.save(version, {name: [data] for name, data in files.items()}, FACTS | {"at": version})
 
 
-def whole(store: Store) -> list[int]:
+def whole(store: CheckpointStore) -> list[int]:
     """Versions that can be read."""
     found = []
     for version in store.versions():
@@ -57,13 +57,13 @@ def whole(store: Store) -> list[int]:
 
 
 @pytest.fixture
-def saved(tmp_path: Path, files: dict[str, bytes]) -> tuple[Store, Path]:
-    store = Store(RealDisk(tmp_path))
+def saved(tmp_path: Path, files: dict[str, bytes]) -> tuple[CheckpointStore, Path]:
+    store = CheckpointStore(RealDisk(tmp_path))
     save(store, 7, files)
     return store, tmp_path / FOLDER / "step-000000007"
 
 
-def spoiled(store: Store, path: Path, data: bytes) -> None:
+def spoiled(store: CheckpointStore, path: Path, data: bytes) -> None:
     """Something else in place of a file must be found out."""
     before = path.read_bytes()
     path.write_bytes(data)
@@ -75,7 +75,9 @@ def spoiled(store: Store, path: Path, data: bytes) -> None:
     raise AssertionError(f"{path.name} was read although it is not what was written")
 
 
-def test_what_was_saved_is_read_back_as_it_was(saved: tuple[Store, Path], files: dict[str, bytes]) -> None:
+def test_what_was_saved_is_read_back_as_it_was(
+    saved: tuple[CheckpointStore, Path], files: dict[str, bytes]
+) -> None:
     store, folder = saved
     checkpoint = store.read(7)
     assert (checkpoint.version, checkpoint.files) == (7, files)
@@ -85,7 +87,7 @@ def test_what_was_saved_is_read_back_as_it_was(saved: tuple[Store, Path], files:
 
 
 @pytest.mark.parametrize("mask", [0x01, 0x20, 0x80])
-def test_every_flipped_byte_of_the_manifest_is_found(saved: tuple[Store, Path], mask: int) -> None:
+def test_every_flipped_byte_of_the_manifest_is_found(saved: tuple[CheckpointStore, Path], mask: int) -> None:
     store, folder = saved
     data = (folder / MANIFEST).read_bytes()
     for at in range(len(data)):
@@ -94,7 +96,7 @@ def test_every_flipped_byte_of_the_manifest_is_found(saved: tuple[Store, Path], 
 
 
 @pytest.mark.parametrize("name", [MODEL, TRAINING])
-def test_every_flipped_byte_of_a_header_is_found(saved: tuple[Store, Path], name: str) -> None:
+def test_every_flipped_byte_of_a_header_is_found(saved: tuple[CheckpointStore, Path], name: str) -> None:
     store, folder = saved
     data = (folder / name).read_bytes()
     (header_bytes,) = struct.unpack("<Q", data[:8])
@@ -103,7 +105,7 @@ def test_every_flipped_byte_of_a_header_is_found(saved: tuple[Store, Path], name
     assert store.read(7)
 
 
-def test_a_thousand_flipped_bytes_of_data_are_found(saved: tuple[Store, Path]) -> None:
+def test_a_thousand_flipped_bytes_of_data_are_found(saved: tuple[CheckpointStore, Path]) -> None:
     store, folder = saved
     chance = random.Random(11)
     data = {name: (folder / name).read_bytes() for name in (MODEL, TRAINING, LEARNER)}
@@ -118,7 +120,7 @@ def _flipped(data: bytes, at: int, mask: int) -> bytes:
     return data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :]
 
 
-def test_every_cut_missing_or_foreign_file_is_found(saved: tuple[Store, Path]) -> None:
+def test_every_cut_missing_or_foreign_file_is_found(saved: tuple[CheckpointStore, Path]) -> None:
     store, folder = saved
     for path in sorted(folder.iterdir()):
         data = path.read_bytes()
@@ -136,7 +138,7 @@ def test_every_cut_missing_or_foreign_file_is_found(saved: tuple[Store, Path]) -
     assert store.read(7)
 
 
-def test_a_checkpoint_under_another_number_is_found(saved: tuple[Store, Path]) -> None:
+def test_a_checkpoint_under_another_number_is_found(saved: tuple[CheckpointStore, Path]) -> None:
     store, folder = saved
     folder.rename(folder.with_name("step-000000008"))
     with pytest.raises(Damaged, match="version 7"):
@@ -166,7 +168,7 @@ def test_a_manifest_that_is_sealed_but_makes_no_sense_is_damaged(case: str, tmp_
     if b'"a":' in SEALED[case]:
         (folder / "a").write_bytes(b"x")
     with pytest.raises(Damaged):
-        Store(RealDisk(tmp_path)).read(7)
+        CheckpointStore(RealDisk(tmp_path)).read(7)
 
 
 # --- several --------------------------------------------------------------------------------------
@@ -175,7 +177,7 @@ def test_a_manifest_that_is_sealed_but_makes_no_sense_is_damaged(case: str, tmp_
 def test_a_damaged_newest_one_is_named_put_aside_and_the_one_before_is_taken(
     tmp_path: Path, files: dict[str, bytes]
 ) -> None:
-    store = Store(RealDisk(tmp_path))
+    store = CheckpointStore(RealDisk(tmp_path))
     for version in (1, 2, 3):
         save(store, version, files)
     (tmp_path / FOLDER / "step-000000003" / MODEL).write_bytes(b"")
@@ -199,7 +201,7 @@ def test_a_damaged_newest_one_is_named_put_aside_and_the_one_before_is_taken(
 
 
 def test_without_any_whole_one_there_is_none(tmp_path: Path, files: dict[str, bytes]) -> None:
-    store = Store(RealDisk(tmp_path))
+    store = CheckpointStore(RealDisk(tmp_path))
     assert store.newest() == (None, [])
     save(store, 1, files)
     (tmp_path / FOLDER / "step-000000001" / LEARNER).unlink()
@@ -212,7 +214,7 @@ def test_three_are_kept_and_an_older_one_goes_only_after_the_new_one_was_read_ba
     tmp_path: Path, files: dict[str, bytes]
 ) -> None:
     disk = FaultyDisk(tmp_path)
-    store = Store(disk)
+    store = CheckpointStore(disk)
     for version in range(1, 6):
         disk.done.clear()
         save(store, version, files)
@@ -227,7 +229,7 @@ def test_three_are_kept_and_an_older_one_goes_only_after_the_new_one_was_read_ba
 
 def test_what_cannot_be_read_back_costs_no_older_one(tmp_path: Path, files: dict[str, bytes]) -> None:
     disk = FaultyDisk(tmp_path)
-    store = Store(disk)
+    store = CheckpointStore(disk)
     for version in (1, 2, 3):
         save(store, version, files)
     disk.wrong = lambda operation, name: errno.EIO if operation == "read" and "004" in name else 0
@@ -242,7 +244,7 @@ def test_leftovers_of_a_dead_writer_are_harmless(tmp_path: Path, files: dict[str
         folder = tmp_path / FOLDER / f"writing-{version:09}"
         folder.mkdir(parents=True)
         (folder / MODEL).write_bytes(b"half of")
-    store = Store(RealDisk(tmp_path))
+    store = CheckpointStore(RealDisk(tmp_path))
     assert store.newest() == (None, [])
     save(store, 4, files)
     assert whole(store) == [4]
@@ -258,7 +260,7 @@ def test_a_save_that_fails_anywhere_leaves_the_older_ones_whole_and_can_be_repea
     tmp_path: Path, files: dict[str, bytes], number: int, is_torn: bool
 ) -> None:
     before = tmp_path / "before"
-    store = Store(RealDisk(before))
+    store = CheckpointStore(RealDisk(before))
     before.mkdir()
     for version in (1, 2, 3):
         save(store, version, files)
@@ -271,8 +273,8 @@ def test_a_save_that_fails_anywhere_leaves_the_older_ones_whole_and_can_be_repea
         disk.is_torn = is_torn
         disk.wrong = failing_at(place, number)
         with pytest.raises(OSError, match=os.strerror(number)):
-            save(Store(disk), 4, files)
-        after = Store(RealDisk(folder))
+            save(CheckpointStore(disk), 4, files)
+        after = CheckpointStore(RealDisk(folder))
         assert whole(after)[:3] == [1, 2, 3], disk.done[-1]
         assert set(after.versions()) <= {1, 2, 3, 4}
         checkpoint, damaged = after.newest()
@@ -286,7 +288,7 @@ def test_a_save_that_fails_anywhere_leaves_the_older_ones_whole_and_can_be_repea
 def _places(before: Path, folder: Path, files: dict[str, bytes]) -> Iterator[int]:
     shutil.copytree(before, folder)
     disk = FaultyDisk(folder)
-    save(Store(disk), 4, files)
+    save(CheckpointStore(disk), 4, files)
     last = next(i for i, done in enumerate(disk.done) if "removing-" in done)
     assert last > 15
     return iter(range(last))
@@ -297,7 +299,7 @@ def test_a_removal_that_stops_half_way_leaves_no_damaged_checkpoint(
 ) -> None:
     disk = FaultyDisk(tmp_path)
     disk.is_torn = True
-    store = Store(disk)
+    store = CheckpointStore(disk)
     for version in (1, 2, 3):
         save(store, version, files)
     disk.wrong = lambda operation, name: errno.EIO if operation == "remove" else 0
@@ -311,7 +313,7 @@ def test_a_removal_that_stops_half_way_leaves_no_damaged_checkpoint(
 
 def test_what_is_there_already_is_synced_before_it_counts(tmp_path: Path, files: dict[str, bytes]) -> None:
     disk = FaultyDisk(tmp_path)
-    store = Store(disk)
+    store = CheckpointStore(disk)
     save(store, 1, files)
     is_renamed = False
 
@@ -333,7 +335,7 @@ def test_the_folder_of_checkpoints_is_synced_even_if_that_failed_at_first(
     tmp_path: Path, files: dict[str, bytes]
 ) -> None:
     disk = FaultyDisk(tmp_path)
-    store = Store(disk)
+    store = CheckpointStore(disk)
     disk.wrong = lambda operation, name: errno.EIO if operation == "sync_folder" else 0
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         save(store, 1, files)
@@ -346,7 +348,7 @@ def test_the_folder_of_checkpoints_is_synced_even_if_that_failed_at_first(
 class PruningDisk(RealDisk):
     """Somebody removes the oldest checkpoint just when it is to be read."""
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, start: int = 0, count: int | None = None) -> bytes:
         if name.startswith(f"{FOLDER}/step-000000001/") and self.names(f"{FOLDER}/step-000000001"):
             self.remove(f"{FOLDER}/step-000000001")
         return super().read(name)

@@ -22,7 +22,7 @@ from w5xde.config import Settings
 from w5xde.errors import W5xdeError
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.step.checkpoint import LEARNER, MODEL, TRAINING, capture, restore
-from w5xde.runtime.durable.checkpoints import Store
+from w5xde.runtime.durable.checkpoints import CheckpointStore
 from w5xde.runtime.durable.disk import RealDisk
 
 Files = dict[str, bytes]
@@ -147,7 +147,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def planted(run_folder: Path, runs: Path, spoil: Spoil, **changes: Any) -> None:
     """A copy of the run whose only checkpoint is another."""
     shutil.copytree(run_folder, runs / "mine")
-    store = Store(RealDisk(runs / "mine"))
+    store = CheckpointStore(RealDisk(runs / "mine"))
     checkpoint = store.read(store.versions()[-1])
     shutil.rmtree(runs / "mine" / "checkpoints")
     files = dict(checkpoint.files)

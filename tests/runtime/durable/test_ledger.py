@@ -7,20 +7,29 @@ import hashlib
 import json
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import zstandard
 
 from tests.runtime.faults import FaultyDisk, failing_at
 from w5xde.control.steps.cut import Accounts, Cut, Progress
 from w5xde.control.steps.plan import Cursor
 from w5xde.runtime.durable import ledger as module
 from w5xde.runtime.durable.audit import audit_disk
-from w5xde.runtime.durable.checkpoints import Store
+from w5xde.runtime.durable.checkpoints import CheckpointStore
 from w5xde.runtime.durable.disk import Disk, RealDisk
-from w5xde.runtime.durable.ledger import Ledger, Reading, Record, segment_name, segments
+from w5xde.runtime.durable.ledger import Ledger, Record
+from w5xde.runtime.durable.ledger_segments import (
+    LedgerReader,
+    compress_segments,
+    find_missing_segments,
+    segment_name,
+    segments,
+)
 from w5xde.runtime.durable.resume import Facts, KeptMeters
 from w5xde.runtime.durable.sealed_json import seal
 
@@ -28,7 +37,7 @@ PLAN = {"step_batches": 1, "batch_size": 4, "samples": None, "epoch_limit": None
 
 
 def open_ledger(disk: Disk) -> Ledger:
-    return Ledger.open(disk, lambda: 5.0)
+    return Ledger(disk, lambda: 5.0, module.SEGMENT_BYTES)
 
 
 def notes(first: int, count: int = 1) -> list[Record]:
@@ -37,7 +46,7 @@ def notes(first: int, count: int = 1) -> list[Record]:
 
 def numbers(disk: Disk, *, expected: set[str] | None = None) -> list[int]:
     """The numbers of all notes that count; the ledger must be sound."""
-    reading = Reading(disk, expected or set())
+    reading = LedgerReader(disk, expected or set())
     found = [record["number"] for record in reading.records() if record["kind"] == "note"]
     assert reading.damage == []
     return found
@@ -57,7 +66,7 @@ def test_what_is_written_is_read_in_order_with_its_time(tmp_path: Path) -> None:
     ledger.write([])
     ledger.write(notes(3, 2))
     ledger.close()
-    reading = Reading(disk)
+    reading = LedgerReader(disk)
     assert list(reading.records()) == [{"time": 5.0, **note} for note in notes(0, 5)]
     assert (reading.damage, reading.remarks) == ([], [])
     assert reading.mark == ledger.head
@@ -121,7 +130,7 @@ def test_a_segment_torn_in_its_first_line_is_passed_over(tmp_path: Path) -> None
     # Nobody knows of the lives that left no whole line; their numbers were never used for anything.
     last = open_ledger(disk)
     last.write(notes(2))
-    reading = Reading(disk)
+    reading = LedgerReader(disk)
     assert [record["number"] for record in reading.records()] == [0, 1, 2]
     assert reading.damage == []
     assert len(reading.remarks) == 4
@@ -133,6 +142,7 @@ def test_a_new_segment_begins_when_one_is_full(tmp_path: Path, monkeypatch: pyte
     ledger = open_ledger(disk)
     for number in range(50):
         ledger.write(notes(number))
+        ledger.sync()
     assert len(segments(disk)) > 5
     assert numbers(disk) == list(range(50))
     # What is behind is synced before anything follows it.
@@ -154,6 +164,7 @@ def small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     disk = RealDisk(folder)
     first = open_ledger(disk)
     first.write([begin(1), *notes(0, 2)])
+    first.sync()
     first.write(notes(2))
     first.close()
     second = open_ledger(disk)
@@ -229,7 +240,7 @@ def test_lines_cut_from_the_end_are_missed_by_the_checkpoint_that_knew_them(tmp_
     ledger.write([begin(1), *notes(0, 3)])
     ledger.sync()
     facts = Facts(1, Cut(0, Progress(), Cursor(), (), Accounts()), ledger.head, "", KeptMeters())
-    Store(disk).save(0, {"a": [b"x"]}, msgspec.to_builtins(facts, str_keys=True))
+    CheckpointStore(disk).save(0, {"a": [b"x"]}, msgspec.to_builtins(facts, str_keys=True))
     ledger.write(notes(3))
     ledger.close()
     assert audit_disk(disk, "run").is_clean
@@ -239,7 +250,7 @@ def test_lines_cut_from_the_end_are_missed_by_the_checkpoint_that_knew_them(tmp_
     assert audit_disk(disk, "run").is_clean, "nobody promised to keep what came after the checkpoint"
     path.write_bytes(b"".join(lines[:-2]))
     found = audit_disk(disk, "run").findings.violations
-    assert any("which a checkpoint names" in each for each in found)
+    assert any("which a checkpoint or the manifest names" in each for each in found)
 
 
 @pytest.mark.parametrize(
@@ -318,34 +329,29 @@ def test_a_sync_that_failed_is_never_believed_later(tmp_path: Path) -> None:
     assert numbers(disk) == [0, 1, 2]
 
 
-def test_a_sync_after_one_that_failed_is_not_believed_either(tmp_path: Path) -> None:
-    """Two are under way; the pages that the first could not write are gone, and the second does not know."""
+def test_one_sync_is_under_way_at_a_time(tmp_path: Path) -> None:
+    """The pages that a sync could not write are gone: a second one would succeed and not know."""
     disk = FaultyDisk(tmp_path)
-    ledger = Ledger.open(disk, lambda: 0.0)
-    ledger.write([{"kind": "start"}])
+    ledger = open_ledger(disk)
+    ledger.write(notes(0))
     ledger.sync()
-    ledger.write([{"kind": "one"}])
-    first = ledger.begin_sync()
-    ledger.write([{"kind": "two"}])
-    second = ledger.begin_sync()
-    assert first is not None
-    assert second is not None
-    disk.wrong = lambda operation, name: errno.EIO if operation == "sync" else 0
-    first.sync()
-    disk.wrong = lambda operation, name: 0
-    second.sync()
-    for syncing in (first, second):
-        with pytest.raises(OSError, match="Input/output"):
-            ledger.end_sync(syncing)
+    ledger.write(notes(1))
+    syncing = ledger.begin_sync()
+    assert syncing is not None
+    ledger.write(notes(2))
+    assert ledger.begin_sync() is None
+    with pytest.raises(OSError, match="another thread"):
+        ledger.sync()
+    disk.wrong = failing_at(0, errno.EIO)
+    syncing.sync()
+    with pytest.raises(OSError, match="Input/output"):
+        ledger.end_sync(syncing)
     # All that followed the last good sync is written once more, elsewhere.
-    (tmp_path / segment_name(1)).write_bytes(
-        b"".join((tmp_path / segment_name(1)).read_bytes().splitlines(keepends=True)[:2])
-    )
-    ledger.write([{"kind": "three"}])
+    path = tmp_path / segment_name(1)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    ledger.write(notes(3))
     ledger.sync()
-    reading = Reading(disk, {ledger.head.sha256})
-    assert [record["kind"] for record in reading.records()] == ["start", "one", "two", "three"]
-    assert reading.damage == []
+    assert numbers(disk, expected={ledger.head.sha256}) == [0, 1, 2, 3]
 
 
 def test_a_place_that_was_synced_stays_a_place_although_the_next_write_fails(tmp_path: Path) -> None:
@@ -426,3 +432,172 @@ def test_a_disk_that_fails_for_long_costs_no_open_files(
             with pytest.raises(OSError, match=os.strerror(errno.EIO)):
                 ledger.write(notes(number))
     assert len(opened) == len(closed)
+
+
+# --- compressed -----------------------------------------------------------------------------------
+
+
+def written_in_segments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A ledger of several closed segments and an open one; returns the hash of its last line."""
+    monkeypatch.setattr(module, "SEGMENT_BYTES", 2000)
+    ledger = open_ledger(RealDisk(folder))
+    ledger.write([begin(1)])
+    for number in range(60):
+        ledger.write(notes(number))
+        ledger.sync()
+    ledger.close()
+    assert ledger.closed_segments > 3
+    return ledger.head.sha256
+
+
+def test_a_compressed_ledger_has_the_same_records_and_the_same_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = written_in_segments(tmp_path, monkeypatch)
+    disk = RealDisk(tmp_path)
+    plain = {name: (tmp_path / name).read_bytes() for _, name in segments(disk)}
+    whole = LedgerReader(disk)
+    records = list(whole.records())
+    compress_segments(disk, range(1, 4), 100)
+    assert [name for _, name in segments(disk)] == [
+        f"{name}.zst" if number < 4 else name for number, name in enumerate(plain, 1)
+    ]
+    for name in list(plain)[:3]:
+        packed = (tmp_path / f"{name}.zst").read_bytes()
+        assert len(packed) < len(plain[name]) / 1.5
+        assert zstandard.ZstdDecompressor().decompress(packed) == plain[name]
+    reader = LedgerReader(disk, {head})
+    assert list(reader.records()) == records
+    assert (reader.damage, reader.remarks, reader.mark) == ([], [], whole.mark)
+    assert audit_disk(disk, "run", head).is_clean
+
+
+def test_small_and_open_segments_stay_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written_in_segments(tmp_path, monkeypatch)
+    disk = RealDisk(tmp_path)
+    before = segments(disk)
+    compress_segments(disk, range(1, 4), 1_000_000)
+    compress_segments(disk, [], 0)
+    assert segments(disk) == before
+
+
+def test_every_changed_byte_of_a_compressed_segment_is_found_or_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = written_in_segments(tmp_path, monkeypatch)
+    disk = RealDisk(tmp_path)
+    records = list(LedgerReader(disk).records())
+    compress_segments(disk, range(1, 4), 100)
+    path = tmp_path / f"{segment_name(2)}.zst"
+    data = bytearray(path.read_bytes())
+    for at in range(len(data)):
+        data[at] ^= 0x01
+        path.write_bytes(data)
+        if audit_disk(disk, "run", head).is_clean:
+            assert list(LedgerReader(disk).records()) == records, f"byte {at}"
+        data[at] ^= 0x01
+    for length in (0, 1, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:length])
+        assert not audit_disk(disk, "run", head).is_clean
+
+
+def test_a_small_file_that_claims_to_be_large_is_refused(tmp_path: Path) -> None:
+    disk = RealDisk(tmp_path)
+    open_ledger(disk).write([begin(1)])
+    bomb = zstandard.ZstdCompressor().compress(bytes(300 * 1024 * 1024))
+    disk.write(f"{segment_name(2)}.zst", [bomb])
+    tracemalloc.start()
+    found = audit_disk(disk, "run").findings.violations
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert any("is not a compressed segment" in each for each in found)
+    assert peak < 10_000_000
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_an_error_while_compressing_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_torn: bool
+) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    head = written_in_segments(whole, monkeypatch)
+    shutil.copytree(whole, tmp_path / "count")
+    count = FaultyDisk(tmp_path / "count")
+    compress_segments(count, range(1, 3), 100)
+    for place in range(len(count.done)):
+        folder = tmp_path / str(place)
+        shutil.copytree(whole, folder)
+        disk = FaultyDisk(folder)
+        disk.is_torn = is_torn and not count.done[place].startswith("remove")
+        disk.wrong = failing_at(place, errno.ENOSPC)
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            compress_segments(disk, range(1, 3), 100)
+        assert numbers(disk, expected={head}) == list(range(60)), count.done[place]
+        compress_segments(disk, range(1, 3), 100)
+        assert numbers(disk, expected={head}) == list(range(60)), count.done[place]
+        assert sorted(path.suffix for path in folder.iterdir())[-2:] == [".zst", ".zst"]
+
+
+def test_the_next_life_goes_on_after_a_compressed_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = written_in_segments(tmp_path, monkeypatch)
+    disk = RealDisk(tmp_path)
+    compress_segments(disk, range(1, len(segments(disk)) + 1), 100)
+    assert all(name.endswith(".zst") for _, name in segments(disk))
+    later = open_ledger(disk)
+    assert (later.life, later.head.sha256) == (2, head)
+    later.write(notes(60))
+    assert numbers(disk, expected={head}) == list(range(61))
+
+
+class CompressingDisk(RealDisk):
+    """A coordinator compresses a segment just when it is to be read."""
+
+    def read(self, name: str, start: int = 0, count: int | None = None) -> bytes:
+        if name == segment_name(2) and (self.root / name).exists():
+            compress_segments(RealDisk(self.root), [2], 100)
+        return super().read(name, start, count)
+
+
+def test_an_audit_does_not_mind_a_segment_that_is_compressed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = written_in_segments(tmp_path, monkeypatch)
+    assert numbers(CompressingDisk(tmp_path), expected={head}) == list(range(60))
+    assert (tmp_path / f"{segment_name(2)}.zst").exists()
+
+
+# --- gone -----------------------------------------------------------------------------------------
+
+
+def test_segments_that_are_gone_are_named_without_reading_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written_in_segments(tmp_path, monkeypatch)
+    disk = FaultyDisk(tmp_path)
+    assert find_missing_segments(disk) == []
+    assert not [each for each in disk.done if each.startswith("read")]
+    (tmp_path / segment_name(1)).unlink()
+    (tmp_path / segment_name(3)).unlink()
+    assert find_missing_segments(disk) == [
+        "the ledger has lost what was before segment 2",
+        "the ledger has lost what was between segments 2 and 4",
+    ]
+    assert not [each for each in disk.done if each == f"read {segment_name(5)}"]
+
+
+def test_a_number_that_was_never_used_is_no_loss(tmp_path: Path) -> None:
+    disk = FaultyDisk(tmp_path)
+    for life in (1, 2, 3):
+        ledger = open_ledger(disk)
+        # The first line of a segment cannot be written, and the file is removed again.
+        disk.wrong = lambda operation, name: errno.ENOSPC if operation == "append to" else 0
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            ledger.write(notes(life))
+        disk.wrong = lambda operation, name: 0
+        ledger.write([])
+        ledger.sync()
+        ledger.close()
+    assert [number for number, _ in segments(disk)] == [2, 4, 6]
+    assert find_missing_segments(disk) == []

@@ -6,8 +6,10 @@ import errno
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,32 @@ def test_a_later_life_supersedes_what_an_earlier_one_did_there(tmp_path: Path) -
     assert len(replayed(disk, 0)) == 6
     log(disk, 10, 3, 1).close()
     assert replayed(disk, 0) == [*(body(1, v) for v in range(3)), body(10, 3)]
+
+
+def test_reading_holds_one_record_at_a_time(tmp_path: Path) -> None:
+    disk = RealDisk(tmp_path)
+    record_bytes = 1 << 20
+    for life in (1, 2):
+        steps = StepLog(disk, life)
+        steps.begin(8 * (life - 1))
+        for version in range(8 * (life - 1), 8 * life):
+            steps.write({"version": version}, bytes(record_bytes))
+        steps.close()
+    tracemalloc.start()
+    count = sum(len(data) == record_bytes for _, data in read_steps(disk, 0))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert count == 16
+    # The one that the caller holds, the next one as it was read, and its body.
+    assert peak < 4 * record_bytes
+
+
+def test_a_length_that_no_file_can_have_ends_what_can_be_read(tmp_path: Path) -> None:
+    disk = RealDisk(tmp_path)
+    log(disk, 1, 0, 1).close()
+    with (tmp_path / "steps-1-1-000000000.log").open("ab") as file:
+        file.write(struct.pack("<4sIQ32s", b"w5sl", 2**32 - 1, 2**63, bytes(32)))
+    assert replayed(disk, 0) == [body(1, 0)]
 
 
 def test_a_life_that_goes_on_from_the_log_writes_its_last_step_once_more(tmp_path: Path) -> None:

@@ -238,3 +238,27 @@ def test_a_reset_is_told_in_words() -> None:
     Connection(NODE, owner).connection_lost(ConnectionResetError(104, "Connection reset by peer"))
     Connection(NODE, owner).connection_lost(None)
     assert reasons == ["the connection closed (Connection reset by peer)", "the connection closed"]
+
+
+@pytest.mark.parametrize("road", ["tcp", "auto"])
+def test_a_peer_that_dies_while_much_is_sent_to_it_makes_no_noise(
+    road: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        node, coordinator = await pair(road)
+        theirs = node.connection._transport
+        assert theirs is not None
+        theirs.abort()
+        await asyncio.wait_for(node.lost.wait(), 5)
+        # Many pieces that asyncio writes, before it had a chance to tell that the peer is gone.
+        returned: list[int] = []
+        for number in range(20):
+            pieces = [bytes(200 * 1024)] * 10
+            coordinator.connection.send(
+                Params(1, whole=False), pieces, lambda number=number: returned.append(number)
+            )
+        await asyncio.wait_for(coordinator.lost.wait(), 5)
+        assert sorted(returned) == list(range(20))
+
+    asyncio.run(story())
+    assert caplog.messages == []

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
 from cryptography import x509
@@ -15,7 +16,7 @@ from tests.security.admission.test_ticket import make
 from w5xde.errors import StorageError
 from w5xde.runtime.admission import private_files as private
 from w5xde.runtime.admission.credentials import Credential, NodeCredentials, pool_of
-from w5xde.runtime.admission.identity import RunIdentity, new_run_id
+from w5xde.runtime.admission.identity import RunIdentity
 from w5xde.ticket import Secret
 
 RUN = "0123456789abcdef"
@@ -138,7 +139,7 @@ def test_a_file_of_any_size_is_not_read(tmp_path):
 def test_the_same_run_has_the_same_identity_after_a_crash_and_another_run_another(state):
     first = RunIdentity.load_or_create(RUN, state)
     again = RunIdentity.load_or_create(RUN, state)
-    other = RunIdentity.load_or_create(new_run_id(), state)
+    other = RunIdentity.load_or_create(token_hex(8), state)
     assert first.is_new
     assert not again.is_new
     assert (again.certificate, again.fingerprint) == (first.certificate, first.fingerprint)
@@ -155,7 +156,7 @@ def test_the_certificate_never_expires_and_signs_no_others(state):
 
 
 def test_run_ids_are_random_and_nothing_else_is_one(state):
-    assert len({new_run_id() for _ in range(100)}) == 100
+    assert len({token_hex(8) for _ in range(100)}) == 100
     for wrong in ("", "../../etc/passwd", "0123456789ABCDEF", RUN + "0", RUN + "\n"):
         assert trouble(lambda wrong=wrong: RunIdentity.load_or_create(wrong, state)).code == "W5-413"
     assert not state.exists()
@@ -183,7 +184,7 @@ def test_a_folder_that_others_can_look_into_is_refused(state, part):
 
 def test_a_damaged_identity_is_refused_and_kept(state):
     file = RunIdentity.load_or_create(RUN, state).file
-    other = RunIdentity.load_or_create(new_run_id(), state).file
+    other = RunIdentity.load_or_create(token_hex(8), state).file
     whole, foreign = file.read_bytes(), other.read_bytes()
     remade = RunIdentity.load_or_create(RUN, state / "elsewhere").file.read_bytes()
     at = whole.index(b"-----BEGIN CERTIFICATE")

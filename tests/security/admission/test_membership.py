@@ -79,6 +79,38 @@ def test_a_revoked_ticket_disconnects_nobody_and_a_ban_one_node_alone(
         assert {node["name"] for node in result["nodes"]} >= {"local-1", "good", "bad"}
 
 
+def test_a_ban_goes_by_the_name_that_a_node_has_in_the_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Both ask for one name, as nodes of one machine do; one gets another, and is banned by that."""
+    runs = ["--runs", str(tmp_path), "--json"]
+    with attacked(tmp_path) as run:
+        file = tmp_path / "here"
+        file.write_text(run.ticket.to_text())
+        join = ["join", f"@{file}", f"{JOBS}:slow", "--name", "twin"]
+        with (
+            command(*join, W5XDE_STATE=str(tmp_path / "first")) as first,
+            command(*join, W5XDE_STATE=str(tmp_path / "second")) as second,
+        ):
+            lines = [first.wait_for("joined mine as "), second.wait_for("joined mine as ")]
+            names = [line.split(" as ")[1].split()[0] for line in lines]
+            assert sorted(names) == ["twin", "twin-2"]
+            stays, goes = (first, second) if names[1] == "twin-2" else (second, first)
+            assert main(["ticket", "list", "mine", *runs]) == 0
+            listed = json.loads(capfd.readouterr().out)
+            assert sorted(node["name"] for node in listed["nodes"]) == ["twin", "twin-2"]
+            assert main(["ticket", "ban", "mine", "twin-2", *runs]) == 0
+            banned = json.loads(capfd.readouterr().out)["banned"]
+            assert [node["name"] for node in banned] == ["twin-2"]
+            assert goes.finish() == 10
+            assert "error[W5-112]" in goes.text
+            run.wait_until_told("twin-2 left")
+            assert "twin left" not in run.told()
+            stays.process.send_signal(signal.SIGINT)
+            assert stays.finish() == 0
+        run.stop()
+
+
 def test_a_cheat_that_was_turned_out_does_not_come_back_whatever_it_tries(tmp_path: Path) -> None:
     """As itself, by its ticket, and to the next life of the coordinator: refused, and told why."""
     with attacked(tmp_path, verify=1.0, checkpoint_every="2steps") as run:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from w5xde.errors import JoinError
 from w5xde.learn.model.layout import Blueprint
 from w5xde.messages import Answer, Beat, Bye, Hello, Ready, Refuse, Update, Welcome, Work
 from w5xde.protocol.wire import encode
-from w5xde.runtime.admission.identity import RunIdentity, new_run_id
+from w5xde.runtime.admission.identity import RunIdentity
 from w5xde.runtime.net import tls
 from w5xde.ticket import Secret, Ticket
 
@@ -238,8 +239,8 @@ def _copy(source: socket.socket, target: socket.socket, replayed: threading.Even
 
 def test_a_node_says_nothing_to_who_did_not_make_its_ticket(tmp_path: Path) -> None:
     """Neither to somebody with a certificate of his own, nor by a ticket whose pin is another's."""
-    theirs = RunIdentity.load_or_create(new_run_id(), tmp_path / "theirs")
-    ours = RunIdentity.load_or_create(new_run_id(), tmp_path / "ours")
+    theirs = RunIdentity.load_or_create(token_hex(8), tmp_path / "theirs")
+    ours = RunIdentity.load_or_create(token_hex(8), tmp_path / "ours")
     heard: list[bytes] = []
 
     def pretend(connection: socket.socket) -> None:

@@ -165,14 +165,15 @@ def test_a_node_stays_when_its_ticket_ends_unless_it_is_turned_out_with_it(regis
 def test_a_ban_is_by_id_or_by_name_and_says_why(register):
     ticket = register.new(NOW)
     nodes = [admit(register, ticket, name=name) for name in ("a", "b", "b", "")]
-    assert len(register.ban("b", "sends nonsense")) == 2
-    assert [row.name for row in register.ban(nodes[0].node_id.hex(), "")] == ["a"]
+    assert [row.name for row in register.nodes()] == ["a", "b", "b-2", ""]
+    assert register.ban("b", "sends nonsense").id == nodes[1].node_id.hex()
+    assert register.ban(nodes[0].node_id.hex(), "").name == "a"
     for nobody in ("nobody", ""):
         assert trouble(lambda nobody=nobody: register.ban(nobody, "")).code == "W5-118"
     assert [register.ban_of(node.node_id) for node in nodes] == [
         "banned",
         "sends nonsense",
-        "sends nonsense",
+        None,
         None,
     ]
     error = refused(register.admit_node, nodes[1].node_id, nodes[1].secret.reveal())
@@ -192,7 +193,8 @@ def test_who_was_turned_out_comes_back_neither_as_itself_nor_by_its_ticket(regis
     ticket, other = register.new(NOW), register.new(NOW)
     liar = admit(register, ticket, address="10.0.0.7")
     admit(register, ticket, name=liar.node_id.hex(), address="10.0.0.8")
-    assert register.turn_out(liar.node_id, "an update of it is wrong", NOW) is None
+    assert register.unban(liar.node_id.hex()).id == liar.node_id.hex(), "an id before a name"
+    assert register.ban_node(liar.node_id, "an update of it is wrong", NOW) is None
     # Also for a coordinator that starts anew, and not for whoever took its id for a name.
     again = TicketRegister(folder)
     assert [row.banned for row in again.nodes()] == ["an update of it is wrong", None]
@@ -212,26 +214,27 @@ def test_a_ticket_that_brought_three_who_were_banned_is_revoked(register):
     ticket = register.new(NOW)
     nodes = [admit(register, ticket, address=f"10.0.0.{place}") for place in range(5)]
     register.ban(nodes[0].node_id.hex(), "by hand")
-    assert register.turn_out(nodes[1].node_id, "wrong", NOW) is None
-    assert register.turn_out(nodes[1].node_id, "wrong once more", NOW) is None
-    row = register.turn_out(nodes[2].node_id, "wrong", NOW + 1)
+    assert register.ban_node(nodes[1].node_id, "wrong", NOW) is None
+    assert register.ban_node(nodes[1].node_id, "wrong once more", NOW) is None
+    row = register.ban_node(nodes[2].node_id, "wrong", NOW + 1)
     assert row is not None
     assert (row.id, row.revoked_at) == (ticket.id.hex(), NOW + 1)
     assert refused(admit, register, ticket).kind == "revoked"
     # Those who did nothing stay, and it is revoked once.
     register.admit_node(nodes[3].node_id, nodes[3].secret.reveal())
-    assert register.turn_out(nodes[3].node_id, "wrong", NOW) is None
-    assert register.turn_out(bytes(8), "nobody knows it", NOW) is None
+    assert register.ban_node(nodes[3].node_id, "wrong", NOW) is None
+    assert register.ban_node(bytes(8), "nobody knows it", NOW) is None
 
 
 def test_who_is_banned_may_be_let_in_again(register):
     ticket = register.new(NOW)
     nodes = [admit(register, ticket, name="lab", address="10.0.0.7") for _ in range(2)]
-    register.turn_out(nodes[0].node_id, "wrong", NOW)
-    assert [(row.id, row.banned) for row in register.unban("lab")] == [(nodes[0].node_id.hex(), "wrong")]
+    register.ban_node(nodes[0].node_id, "wrong", NOW)
+    row = register.unban("lab")
+    assert (row.id, row.banned) == (nodes[0].node_id.hex(), "wrong")
     register.admit_node(nodes[0].node_id, nodes[0].secret.reveal())
     admit(register, ticket, address="10.0.0.7")
-    assert register.unban("lab") == []
+    assert register.unban("lab").banned is None
     assert trouble(lambda: register.unban("nobody")).code == "W5-118"
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from w5xde.cli.qr import qr_lines
 from w5xde.errors import JoinError, UsageError
-from w5xde.runtime.admission.qr import qr_lines
 from w5xde.ticket import (
     Secret,
     Ticket,

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.security.admission.test_register import ENTRANCE, NOW, admit
-from w5xde.errors import StorageError, UsageError
-from w5xde.runtime.admission.commands import (
+from w5xde.cli.tickets import (
     parse_lifetime,
     parse_uses,
     ticket_ban,
@@ -18,6 +17,7 @@ from w5xde.runtime.admission.commands import (
     ticket_revoke,
     ticket_unban,
 )
+from w5xde.errors import StorageError, UsageError
 from w5xde.runtime.admission.register import TicketRegister
 from w5xde.runtime.admission.register_rows import Entrance
 from w5xde.ticket import parse
@@ -103,7 +103,7 @@ def test_who_was_banned_may_come_back_and_is_named(folder):
     register = TicketRegister(folder)
     ticket = register.new(NOW)
     node = admit(register, ticket, name="lab-\x1b3", address="10.0.0.7")
-    register.turn_out(node.node_id, "its updates are wrong", NOW)
+    register.ban_node(node.node_id, "its updates are wrong", NOW)
     assert ticket_list(folder, NOW).data["nodes"][0]["address"] == "10.0.0.7"
     told = ticket_unban(folder, node.node_id.hex())
     assert told.lines == [

@@ -18,10 +18,10 @@ from w5xde.messages import TRAINED, Answer, Entry, Layout, ListOf, TensorAt, Upd
 from w5xde.protocol.wire import GREETING_LIMITS, Decoder, Limits, encode
 from w5xde.runs import MANIFEST, read_manifest
 from w5xde.runtime.coordinator.peers import update_limits
-from w5xde.runtime.durable.checkpoints import Store
+from w5xde.runtime.durable.checkpoints import CheckpointStore
 from w5xde.runtime.durable.disk import RealDisk
 from w5xde.runtime.durable.export import export_run
-from w5xde.runtime.durable.ledger import Reading
+from w5xde.runtime.durable.ledger_segments import LedgerReader
 from w5xde.runtime.durable.resume import restore
 from w5xde.runtime.durable.sealed_json import Damaged
 
@@ -32,7 +32,7 @@ def test_a_manifest_with_a_right_hash_and_text_that_is_not_utf8_is_damaged():
     name = "checkpoints/step-000000001/manifest.json"
     disk = files.disk_with({name: files.sealed_manifest(b'{"format":1,"facts":{"a":"\xff"}}')})
     with pytest.raises(Damaged, match="makes no sense"):
-        Store(disk).read(1)
+        CheckpointStore(disk).read(1)
 
 
 @pytest.mark.parametrize("line", [0, 1])
@@ -40,7 +40,7 @@ def test_a_line_of_the_ledger_with_a_right_hash_and_text_that_is_not_utf8_is_dam
     head = b'{"kind":"segment","number":1,"after":"%s","records":0,"life":1}' % files.NOTHING.encode()
     lines = [head, b'{"kind":"joined"}']
     lines[line] = NOT_UTF8
-    reading = Reading(files.disk_with({"ledger-000001.jsonl": files.ledger_of(lines)}))
+    reading = LedgerReader(files.disk_with({"ledger-000001.jsonl": files.ledger_of(lines)}))
     assert list(reading.records()) == []
     assert reading.damage == [f"ledger-000001.jsonl: line {line + 1} is not what was written"]
 
@@ -74,7 +74,9 @@ def logged_step(**changes: object) -> bytes:
 
 def replayed(data: bytes, applied: list[object]) -> None:
     disk = files.disk_with({"steps-1-1-000000000.log": data})
-    restore(disk, Store(disk), lambda kept: None, lambda step, record, body: applied.append(step), "mine")
+    restore(
+        files.journal_of(disk), lambda kept: None, lambda step, record, body: applied.append(step), "mine"
+    )
 
 
 LOGGED = {
@@ -133,7 +135,7 @@ WEIGHTS = {
 
 @pytest.mark.parametrize("case", WEIGHTS)
 def test_weights_that_torch_cannot_hold_are_not_exported_and_told_so(case, tmp_path):
-    Store(RealDisk(tmp_path)).save(
+    CheckpointStore(RealDisk(tmp_path)).save(
         1, {"model.safetensors": [files.safetensors(WEIGHTS[case])]}, files.honest_facts()
     )
     with pytest.raises(StorageError, match="cannot be read"):

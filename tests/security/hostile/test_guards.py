@@ -15,7 +15,7 @@ from tests.system.harness import JOBS, command, ended, events, forked, ticket_of
 from w5xde.config import Settings
 from w5xde.errors import JoinError, UsageError
 from w5xde.messages import Refuse
-from w5xde.runtime.admission.gatekeeper import Entry
+from w5xde.runtime.admission.gatekeeper import Gatekeeper
 from w5xde.runtime.net.listener import Place, places_of
 from w5xde.ticket import parse
 
@@ -108,16 +108,16 @@ def test_clear_text_is_asked_for_told_at_both_ends_and_still_authenticated(tmp_p
 def test_only_what_stays_on_this_machine_is_in_clear_text_by_itself(
     hosts: list[str], insecure: bool, is_clear: bool, is_exposed: bool, tmp_path: Path
 ) -> None:
-    entry = Entry(tmp_path, "0123456789abcdef", Settings(insecure=insecure))
-    context = entry.guard([Place(2, host) for host in hosts])
-    assert (context is None, entry.is_exposed) == (is_clear, is_exposed)
-    entry.close()
+    gatekeeper = Gatekeeper(tmp_path, "0123456789abcdef", Settings(insecure=insecure))
+    context = gatekeeper.guard([Place(2, host) for host in hosts])
+    assert (context is None, gatekeeper.is_exposed) == (is_clear, is_exposed)
+    gatekeeper.close()
 
 
 def test_what_contradicts_itself_is_refused(tmp_path: Path) -> None:
     for settings in (Settings(tls_ca="ca.pem"), Settings(insecure=True, tls_cert="a", tls_key="b")):
         with pytest.raises(UsageError) as caught:
-            Entry(tmp_path, "0123456789abcdef", settings).guard([Place(2, "0.0.0.0")])
+            Gatekeeper(tmp_path, "0123456789abcdef", settings).guard([Place(2, "0.0.0.0")])
         assert caught.value.code == "W5-505"
 
 

@@ -24,15 +24,17 @@ from w5xde.errors import JoinError, RemoteProtocolError, W5xdeError
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.job.node_setup import NodeParts, prepare_node
 from w5xde.learn.model.layout import Blueprint
-from w5xde.messages import Batch, Bytes, Loan, Params, TensorAt, Value, Welcome, Work
+from w5xde.messages import ENTRIES_MAX, Batch, Bytes, Loan, Params, TensorAt, Value, Welcome, Work
 from w5xde.protocol.wire import Decoder, Limits, encode
 from w5xde.runtime.node import limits as expected
-from w5xde.runtime.node.limits import WELCOME_LIMITS, Expected
-from w5xde.runtime.node.worker import Workbench
+from w5xde.runtime.node.executor import WorkExecutor
+from w5xde.runtime.node.limits import DISCARDED, WELCOME_LIMITS, Discard, NodeLimits
+from w5xde.runtime.node.worker import NodeWorker
 
 RULES = {"mode": "sync", "seed": 0, "precision": "fp32", "threads": 1, "data": "stream"}
 BATCH = Batch(0, 2, 0, Value(1))
 LOAN = Loan(7, 0, 0, 1, 4, 8, [BATCH])
+SEVERAL = Loan(8, 0, 0, 2, 4, 8, [BATCH, Batch(1, 2, 0, Value(1))])
 GIB = 1024 * MIB
 
 
@@ -128,9 +130,66 @@ def test_a_layout_takes_no_more_than_the_deepest_model_would() -> None:
     peak = peak_bytes(
         lambda: refused.append(refusal_of(lambda: feed(Decoder(WELCOME_LIMITS), memoryview(around(meta)))))
     )
-    assert "makes no sense" in str(refused[0])
+    assert "more than" in str(refused[0])
     # Twice the message itself, and nothing of what it would become.
     assert peak < 3 * WELCOME_LIMITS.meta_bytes_max
+
+
+def welcome_meta(entries: bytes, canary: bytes) -> bytes:
+    """A Welcome whose layout and canary are these bytes of MessagePack."""
+    rules = msgspec.msgpack.encode(RULES)
+    head = b"\x87\xa4type\xa7welcome\xa3run\xa1r\xabincarnation\x01\xa4name\xa1n"
+    return head + b"\xa6layout\x81\xa7entries" + entries + b"\xa5rules" + rules + b"\xa6canary" + canary
+
+
+def array(items: bytes, count: int) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big") + items
+
+
+ROOM = WELCOME_LIMITS.meta_bytes_max - 512
+FILL = b"\x94" + b"\xca\x3f\x80\x00\x00" * 4
+# A letter that takes four bytes, and so all others in its name take four in memory.
+WIDE = "\U0001f34e".encode() + b"w" * 100
+SHAPE = b"\xdc\x00\x2d" + b"\xcd\x7f\xff" * 45
+# As many as are counted and let pass; what room is left, the longest word takes.
+MANY = WELCOME_LIMITS.values_max // 3 - 100
+LEFT = ROOM - 4 * MANY
+GROWING = {
+    "as many lists as may be": (
+        b"\x90",
+        b"\x92\x90\x92\xa1l"
+        + array(
+            b"\x92\xa1v\xdb"
+            + LEFT.to_bytes(4, "big")
+            + "\U0001f34e".encode()
+            + b"w" * (LEFT - 4)
+            + b"\x92\xa1l\x90" * MANY,
+            MANY + 1,
+        ),
+    ),
+    "lists": (b"\x90", b"\x92\x90\x92\xa1l" + array(b"\x92\xa1l\x90" * (ROOM // 4), ROOM // 4)),
+    "dicts": (b"\x90", b"\x92\x90\x92\xa1l" + array(b"\x93\xa1d\x90\x90" * (ROOM // 5), ROOM // 5)),
+    "no fills": (b"\x90", b"\x92" + array(b"\xc0" * ROOM, ROOM) + b"\x92\xa1l\x90"),
+    "shapes": (array((b"\x94\xa1w\xa1f" + SHAPE + b"\xa7trained") * 100_000, 100_000), b"\xc0"),
+}
+
+
+@pytest.mark.parametrize("case", GROWING)
+def test_a_welcome_becomes_no_more_than_eight_times_its_limit(case: str) -> None:
+    """Whatever its 16 MiB say, and whether the node believes them or not."""
+    data = memoryview(around(welcome_meta(*GROWING[case])))
+    assert len(data) <= WELCOME_LIMITS.meta_bytes_max + 16
+    peak = peak_bytes(lambda: refusal_of(lambda: feed(Decoder(WELCOME_LIMITS), data)))
+    assert peak < 8 * WELCOME_LIMITS.meta_bytes_max
+
+
+def test_the_deepest_model_that_there_may_be_is_welcome() -> None:
+    entry = b"\x94\xd9\x68" + WIDE + b"\xa7float32\x92\x01\x01\xa7trained"
+    entries, fills = array(entry * ENTRIES_MAX, ENTRIES_MAX), array(FILL * ENTRIES_MAX, ENTRIES_MAX)
+    data = memoryview(around(welcome_meta(entries, b"\x92" + fills + b"\x92\xa1l\x90")))
+    [(heard, _)] = feed(Decoder(WELCOME_LIMITS), data)
+    assert isinstance(heard, Welcome)
+    assert len(heard.layout.entries) == ENTRIES_MAX
 
 
 def test_before_our_model_is_compared_no_other_word_is_read() -> None:
@@ -153,25 +212,49 @@ def refused(do: Callable[[], None]) -> str:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_parameters_are_as_large_as_our_own_model(blueprint: Blueprint, whole: bool) -> None:
-    node = Expected(blueprint, GIB)
+    node = NodeLimits(blueprint, GIB)
     right = blueprint.whole_bytes if whole else blueprint.moving_bytes
-    node.take(Params(1, whole), right)
+    node.take(Params(1, whole), bytearray(right))
     for wrong in (0, right - 1, right + 1, 2**36):
-        assert "our model has" in refused(lambda wrong=wrong: node.take(Params(1, whole), wrong))
+        assert "our model has" in refused(lambda wrong=wrong: node.check_size(Params(1, whole), wrong))
+    assert "our model has" in refused(lambda: node.take(Params(1, whole), bytearray(right - 1)))
     for codec in ("lz4", "bf16", "shuffle | zstd:1"):
         node.check_size(Params(1, whole, codec), right // 4)
         refused(lambda codec=codec: node.check_size(Params(1, whole, codec), 2 * right + 100_000))
-    assert "rot13" in refused(lambda: node.take(Params(1, whole, "rot13"), 10))
+    assert "rot13" in refused(lambda: node.take(Params(1, whole, "rot13"), bytearray(10)))
 
 
 def test_batches_take_a_part_of_the_memory_that_there_was(blueprint: Blueprint) -> None:
-    node = Expected(blueprint, 2 * GIB)
+    node = NodeLimits(blueprint, 2 * GIB)
     node.check_size(Work(0, [LOAN]), GIB)
-    assert "takes 1073741824 at a time" in refused(lambda: node.check_size(Work(0, [LOAN]), GIB + 1))
-    assert node.limits == Limits(32 * MIB, GIB)
+    assert "holds 1073741824 at a time" in refused(lambda: node.check_size(Work(0, [LOAN]), GIB + 1))
+    assert node.frame.meta_bytes_max == 32 * MIB
     # A machine that has nothing left still takes small batches, one with much no endless description.
-    assert Expected(blueprint, 0).limits == Limits(2 * MIB, 64 * MIB)
-    assert Expected(blueprint, 2**50).limits.meta_bytes_max == 64 * MIB
+    little = NodeLimits(blueprint, 0)
+    assert little.frame.meta_bytes_max == 2 * MIB
+    little.check_size(Work(0, [LOAN]), 64 * MIB)
+    assert "holds 67108864 at a time" in refused(lambda: little.check_size(Work(0, [LOAN]), 64 * MIB + 1))
+    assert NodeLimits(blueprint, 2**50).frame.meta_bytes_max == 64 * MIB
+
+
+def test_of_several_batches_that_do_not_fit_nothing_is_kept(blueprint: Blueprint) -> None:
+    """They are received, for the coordinator to hear that it should lend fewer; but not for ever."""
+    node, work = NodeLimits(blueprint, 0), Work(0, [SEVERAL])
+    node.check_size(work, GIB)
+    assert not node.fits(work, GIB)
+    sink = Discard()
+    assert len(sink.get_buffer()) <= MIB
+    for _ in range(expected.DISCARDED_IN_A_ROW_MAX):
+        assert node.take(work, sink.body) is DISCARDED
+        node.done(work, 0)
+    # What came at once, with its message, is not kept either.
+    node = NodeLimits(blueprint, 0)
+    assert node.take(work, bytearray(64 * MIB + 1)) is DISCARDED
+    assert len(node.take(work, bytearray(64 * MIB))) == 64 * MIB
+    for _ in range(expected.DISCARDED_IN_A_ROW_MAX):
+        node.take(work, DISCARDED)
+        node.done(work, 0)
+    assert "again and again" in refused(lambda: node.take(work, DISCARDED))
 
 
 @pytest.mark.parametrize(
@@ -190,30 +273,31 @@ def test_batches_take_a_part_of_the_memory_that_there_was(blueprint: Blueprint) 
     ],
 )
 def test_work_whose_batches_are_not_those_it_names_is_refused(loan: Loan, blueprint: Blueprint) -> None:
-    node = Expected(blueprint, GIB)
-    node.take(Work(0, [LOAN]), 0)
-    assert "makes no sense" in refused(lambda: node.take(Work(0, [LOAN, loan]), 0))
+    node = NodeLimits(blueprint, GIB)
+    node.take(Work(0, [LOAN]), bytearray())
+    assert "makes no sense" in refused(lambda: node.take(Work(0, [LOAN, loan]), bytearray()))
 
 
 def test_what_waits_here_has_a_limit_in_number_and_in_bytes(blueprint: Blueprint) -> None:
-    node, work = Expected(blueprint, GIB // 2), Work(0, [LOAN])
+    node, work = NodeLimits(blueprint, GIB // 2), Work(0, [LOAN])
     for _ in range(expected.WAITING_MAX):
-        node.take(work, 10)
-    assert "65 messages" in refused(lambda: node.take(work, 10))
-    node = Expected(blueprint, GIB // 2)
+        node.take(work, bytearray(10))
+    assert "65 messages" in refused(lambda: node.take(work, bytearray(10)))
+    batches = bytearray(256 * MIB)
+    node = NodeLimits(blueprint, GIB // 2)
     for _ in range(10):
-        node.take(work, 256 * MIB)
-        node.take(work, 256 * MIB)
+        node.take(work, batches)
+        node.take(work, batches)
         node.done(work, 256 * MIB)
         node.done(work, 256 * MIB)
-    node.take(work, 256 * MIB)
-    node.take(work, 256 * MIB)
-    assert "more is sent" in refused(lambda: node.take(work, 1))
+    node.take(work, batches)
+    node.take(work, batches)
+    assert "more is sent" in refused(lambda: node.take(work, bytearray(1)))
 
 
 def test_a_description_that_grows_takes_no_more_than_the_part_it_was_given(blueprint: Blueprint) -> None:
     """The worst that we know, at a sixteenth of the size that would be accepted: it is all in proportion."""
-    limits = Expected(blueprint, 4 * GIB).limits
+    limits = NodeLimits(blueprint, 4 * GIB).frame
     small = limits.meta_bytes_max // 16
     for item in (b"\x92\xa1l\x90", b"\x93\xa1d\x90\x90"):
         count = small // len(item) - 100
@@ -240,10 +324,10 @@ def test_too_many_loans_or_cancelled_leases_are_not_read() -> None:
             feed(Decoder(limits), memoryview(around(msgspec.msgpack.encode(said))))
 
 
-def ready_to_work(blueprint: Blueprint, **rules: Any) -> tuple[NodeParts, Workbench]:
+def ready_to_work(blueprint: Blueprint, **rules: Any) -> tuple[NodeParts, NodeWorker]:
     said = msgspec.convert(welcome(blueprint, **rules), type=Welcome)
     parts = prepare_node(job, said, torch.device("cpu"))
-    return parts, Workbench(parts, lambda: 0.0, lambda lease: False)
+    return parts, NodeWorker(parts, lambda: 0.0, lambda lease: False)
 
 
 def test_indices_that_are_not_of_our_data_are_a_failure_told_and_nothing_more(blueprint: Blueprint) -> None:
@@ -272,9 +356,7 @@ def test_a_node_at_work_hangs_up_on_64_gib_before_it_receives_them(
 ) -> None:
     """Real sockets: it says so by its code, and has not taken memory for any of it."""
     placed: list[int] = []
-    monkeypatch.setattr(
-        w5xde.runtime.node.body.Node, "_place", lambda self, message, count: placed.append(count)
-    )
+    monkeypatch.setattr(WorkExecutor, "place", lambda self, message, count, *, is_idle: placed.append(count))
     heard = threading.Event()
 
     def answer(connection: socket.socket) -> None:
@@ -300,9 +382,9 @@ def test_a_node_at_work_hangs_up_on_64_gib_before_it_receives_them(
     monkeypatch.setattr(node, "_lost", watched)
     with answering(answer) as address:
         # What it cannot take now it cannot take later: it does not come back for it.
-        with pytest.raises(JoinError, match="a frame of") as caught:
+        with pytest.raises(JoinError, match="a batch of 68719476736 bytes") as caught:
             w5xde.join(clear_ticket(address), job, wait=0)
         assert heard.wait(10)
     assert caught.value.code == "W5-121"
-    assert noted[0].startswith("W5-121 a frame of ")
+    assert noted[0].startswith("W5-121 a batch of 68719476736 bytes")
     assert placed == []

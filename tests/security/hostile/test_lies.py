@@ -13,6 +13,7 @@ from tests.security.measure import KIB, Broken
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.codecs.receiver import CodecReceiver
+from w5xde.learn.model.layout import Vector
 
 
 @pytest.mark.parametrize("name", LIES)
@@ -52,5 +53,5 @@ def test_a_scale_that_makes_numbers_endless_never_reaches_the_model(scale):
     body[64:] = b"\x7f" * (len(body) - 64)
     body[:4] = struct.pack("<f", scale)
     raw = CodecReceiver("int8", groups, vector_bytes).decode("int8", memoryview(body))
-    assert not learner.gauge.is_finite(learner.vector(raw))
+    assert not learner.gauge.is_finite(Vector.over(raw, learner.flat.blueprint))
     assert torch.equal(learner.flat.state, before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
 
@@ -16,7 +17,7 @@ from w5xde.control.pool.connection_limits import Doorman
 from w5xde.doctor import remote_checks as there
 from w5xde.errors import JoinError
 from w5xde.protocol.session import COORDINATOR, NODE
-from w5xde.runtime.admission.identity import RunIdentity, new_run_id
+from w5xde.runtime.admission.identity import RunIdentity
 from w5xde.runtime.net import dialer as route
 from w5xde.runtime.net import tls
 from w5xde.runtime.net.dialer import Route
@@ -43,7 +44,7 @@ def ticket_for(identity: RunIdentity, port: int, *hosts: str) -> Ticket:
 def test_the_right_one_wins_over_one_that_is_silent_and_one_that_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours, theirs = (RunIdentity.load_or_create(new_run_id(), tmp_path / name) for name in ("ours", "theirs"))
+    ours, theirs = (RunIdentity.load_or_create(token_hex(8), tmp_path / name) for name in ("ours", "theirs"))
     port = free_port()
 
     async def story() -> None:
@@ -65,7 +66,7 @@ def test_the_right_one_wins_over_one_that_is_silent_and_one_that_is_another(
 
 
 def test_if_none_is_right_the_most_telling_reason_is_told(tmp_path: Path) -> None:
-    ours, theirs = (RunIdentity.load_or_create(new_run_id(), tmp_path / name) for name in ("ours", "theirs"))
+    ours, theirs = (RunIdentity.load_or_create(token_hex(8), tmp_path / name) for name in ("ours", "theirs"))
     port = free_port()
 
     async def story() -> None:

@@ -6,13 +6,14 @@ import asyncio
 import dataclasses
 import random
 from pathlib import Path
+from secrets import token_hex
 
 from tests.runtime.net.test_connection import LARGE, Ears
 from w5xde.config import Settings
 from w5xde.control.pool.connection_limits import Doorman
 from w5xde.messages import Beat, Params
 from w5xde.protocol.session import COORDINATOR, NODE, WORKING
-from w5xde.runtime.admission.identity import RunIdentity, new_run_id
+from w5xde.runtime.admission.identity import RunIdentity
 from w5xde.runtime.net import tls
 from w5xde.runtime.net.dialer import Route
 from w5xde.runtime.net.listener import Door, places_of
@@ -55,7 +56,7 @@ async def pair(identity: RunIdentity) -> tuple[Ears, Ears, Door]:
 
 
 def test_large_bodies_arrive_whole_and_their_memory_comes_back(tmp_path: Path) -> None:
-    identity = RunIdentity.load_or_create(new_run_id(), tmp_path / "state")
+    identity = RunIdentity.load_or_create(token_hex(8), tmp_path / "state")
 
     async def story() -> None:
         node, coordinator, door = await pair(identity)
@@ -86,7 +87,7 @@ def test_large_bodies_arrive_whole_and_their_memory_comes_back(tmp_path: Path) -
 
 
 def test_a_body_that_must_wait_waits_and_then_comes(tmp_path: Path) -> None:
-    identity = RunIdentity.load_or_create(new_run_id(), tmp_path / "state")
+    identity = RunIdentity.load_or_create(token_hex(8), tmp_path / "state")
 
     async def story() -> None:
         node, coordinator, door = await pair(identity)
@@ -116,7 +117,7 @@ def test_a_body_that_must_wait_waits_and_then_comes(tmp_path: Path) -> None:
 
 
 def test_a_peer_that_takes_nothing_is_known_to_be_stuck(tmp_path: Path) -> None:
-    identity = RunIdentity.load_or_create(new_run_id(), tmp_path / "state")
+    identity = RunIdentity.load_or_create(token_hex(8), tmp_path / "state")
 
     async def story() -> None:
         node, coordinator, door = await pair(identity)

@@ -11,6 +11,7 @@ import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
 from cryptography import x509
@@ -20,7 +21,7 @@ from cryptography.x509.oid import NameOID
 
 import w5xde
 from w5xde.errors import JoinError, UsageError
-from w5xde.runtime.admission.identity import RunIdentity, new_run_id
+from w5xde.runtime.admission.identity import RunIdentity
 from w5xde.runtime.net import tls
 
 HERE = "127.0.0.1"
@@ -29,12 +30,12 @@ SECONDS = 10.0
 
 @pytest.fixture
 def ours(tmp_path: Path) -> RunIdentity:
-    return RunIdentity.load_or_create(new_run_id(), tmp_path / "ours")
+    return RunIdentity.load_or_create(token_hex(8), tmp_path / "ours")
 
 
 @pytest.fixture
 def theirs(tmp_path: Path) -> RunIdentity:
-    return RunIdentity.load_or_create(new_run_id(), tmp_path / "theirs")
+    return RunIdentity.load_or_create(token_hex(8), tmp_path / "theirs")
 
 
 @dataclass
@@ -488,8 +489,8 @@ def test_contexts_are_made_in_one_place_and_no_check_is_an_assert():
                 makers.add(path.name)
             if path.name in {
                 "tls.py",
-                "tickets.py",
-                "private.py",
+                "register.py",
+                "private_files.py",
                 "identity.py",
                 "credentials.py",
                 "ticket.py",

@@ -28,12 +28,12 @@ from w5xde.bench.show import tables as report
 from w5xde.bench.suites import codecs, costs, links
 from w5xde.bench.suites.checks import TURN_SECONDS, CheckTurns
 from w5xde.bench.suites.peers import MATCHES
-from w5xde.bench.suites.scale import require_descriptors
 from w5xde.bench.suites.stages import STAGES, STUDIES
 from w5xde.cli.main import main
 from w5xde.errors import TrainingError, UsageError
 from w5xde.runtime.durable.audit import audit_run
 from w5xde.runtime.net.sockets import HAS_LOCAL_ROAD
+from w5xde.runtime.system.capacity import require_descriptors
 
 PNG = b"\x89PNG\r\n\x1a\n"
 # One process for all: loading torch takes longer than these benchmarks.

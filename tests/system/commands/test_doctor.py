@@ -364,5 +364,5 @@ def test_a_device_that_multiplies_wrongly_is_told(monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_check_has_a_limit() -> None:
-    checks = here.checks_here(Settings()) + there.checks_there(there.Target((("127.0.0.1", 1),)))
+    checks = here.machine_checks(Settings()) + there.coordinator_checks(there.Target((("127.0.0.1", 1),)))
     assert all(0 < check.seconds_max <= 120 for check in checks)

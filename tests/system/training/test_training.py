@@ -101,7 +101,7 @@ def test_a_large_model_on_threads_gives_the_same_bits_as_a_small_one_would(
 ) -> None:
     inline = weights(tmp_path, "job", nodes=2)
     monkeypatch.setattr("w5xde.runtime.coordinator.body.INLINE_VECTOR_BYTES", 0)
-    monkeypatch.setattr("w5xde.runtime.node.body.INLINE_WORK_SECONDS", 0.0)
+    monkeypatch.setattr("w5xde.runtime.node.executor.INLINE_WORK_SECONDS", 0.0)
     monkeypatch.setattr("w5xde.runtime.coordinator.loader.INLINE_READ_SECONDS", 0.0)
     assert weights(tmp_path, "job", nodes=2) == inline
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 
 import w5xde
-from tests.system.harness import JOBS, AtStep, clear_ticket, command, events, pid_of, ticket_of
+from tests.system.harness import JOBS, AtStep, clear_ticket, command, events, ticket_of
 from w5xde.cli.main import main
 from w5xde.errors import JobError
 from w5xde.messages import Hello
@@ -289,12 +286,3 @@ def test_a_run_whose_every_batch_fails_is_given_up_soon(tmp_path: Path) -> None:
     with pytest.raises(w5xde.TrainingError, match="epoch 2 is not complete") as failure:
         w5xde.train(f"{JOBS}:diverging", nodes=2, epochs=300, runs=str(tmp_path))
     assert "learning rate" in failure.value.fix, failure.value
-
-
-def test_a_run_whose_local_nodes_cannot_come_back_is_given_up(tmp_path: Path) -> None:
-    def kill(run: RunStatus) -> None:
-        nursery = psutil.Process(pid_of(run, "local-1")).ppid()
-        os.kill(nursery, signal.SIGKILL)
-
-    with pytest.raises(w5xde.TrainingError, match="every local node has ended"):
-        w5xde.train(f"{JOBS}:slow", nodes=2, steps=9999, runs=str(tmp_path), callbacks=[AtStep({3: kill})])

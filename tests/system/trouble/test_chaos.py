@@ -20,7 +20,7 @@ from w5xde.chaos.verdict import Verdict, judge
 from w5xde.config import Settings
 from w5xde.control.audit.auditor import Findings
 from w5xde.errors import TrainingError
-from w5xde.runtime.durable.audit import Report, audit_run
+from w5xde.runtime.durable.audit import AuditReport, audit_run
 
 # Forked from a process that has loaded torch, as local nodes are: half a minute less of loading it. The first
 # optimizer that steps loads torch._dynamo.
@@ -115,7 +115,10 @@ def _tampered(run: Path) -> Path:
 
 
 def test_what_does_not_hold_is_an_error_that_says_why() -> None:
-    clean, broken = Report("r", Findings(), {}), Report("r", Findings(violations=["batch 3 came twice"]), {})
+    clean, broken = (
+        AuditReport("r", Findings(), {}),
+        AuditReport("r", Findings(violations=["batch 3 came twice"]), {}),
+    )
     Verdict("a", "a", 0.9, clean).require()
     with pytest.raises(TrainingError) as other_weights:
         Verdict("a", "b", 0.9, clean).require()

@@ -22,7 +22,7 @@ import w5xde
 from tests.system.harness import JOBS, AtStep, command, ended, events, forked, when_there
 from tests.system.jobs import data
 from w5xde.cli.main import main
-from w5xde.control.node import Checked, Dial, DialFailed, Lost, NodeCore, Opened, Welcomed
+from w5xde.control.node import Checked, Dial, Lost, NodeCore, Opened, Welcomed
 from w5xde.learn.job.job import load_job
 
 SETTINGS: dict[str, Any] = {"batches_per_step": 2, "epochs": 6, "seed": 3}
@@ -179,7 +179,7 @@ def test_a_node_never_waits_long_before_it_looks_again() -> None:
     node.handle(Welcomed(), 0.0)
     node.handle(Checked(), 0.0)
     waits = [node.handle(Lost("killed"), 0.0)]
-    waits += [node.handle(DialFailed("nobody"), second) for second in map(float, range(300))]
+    waits += [node.handle(Lost("nobody"), second) for second in map(float, range(300))]
     assert max(effect.after_seconds for (effect,) in waits if isinstance(effect, Dial)) <= 4.0
 
 

@@ -24,7 +24,7 @@ from w5xde.runtime.coordinator.body import Coordinator
 from w5xde.runtime.durable import run_folder as recorder
 from w5xde.runtime.durable.audit import audit_run
 from w5xde.runtime.durable.disk import Piece, RealDisk
-from w5xde.runtime.durable.ledger import Reading
+from w5xde.runtime.durable.ledger_segments import LedgerReader
 from w5xde.runtime.telemetry.status import RunStatus
 from w5xde.setting_sources import resolve
 
@@ -86,7 +86,9 @@ def test_a_disk_that_cannot_be_written_for_a_while_costs_nothing(
     assert len(trouble.durable) > 10
     assert len(set(trouble.durable)) == 1
     # It recovers by itself.
-    told = [each["text"] for each in Reading(RealDisk(result.folder)).records() if each["kind"] == "storage"]
+    told = [
+        each["text"] for each in LedgerReader(RealDisk(result.folder)).records() if each["kind"] == "storage"
+    ]
     assert any("again" in text for text in told)
     assert result.summary["durable_steps"] == result.summary["steps"]
     report = audit_run(result.folder)

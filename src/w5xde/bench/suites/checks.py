@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from w5xde.control.trust.norm_limits import NormLimit
+from w5xde.control.trust.norm_limits import NormLimits
 from w5xde.learn.step.finite import Gauge
 from w5xde.learn.step.rollback import Undo
 
@@ -31,8 +31,8 @@ _LOOKS: dict[tuple[type, str], Callable[..., Any]] = {
     (Gauge, "is_finite"): lambda gauge, vector: True,
     (Undo, "keep"): lambda undo, token, version: None,
     (Undo, "is_sound"): lambda undo, token, version: True,
-    (NormLimit, "of"): lambda limit, batches: math.inf,
-    (NormLimit, "learn"): lambda limit, norm, batches: None,
+    (NormLimits, "of"): lambda limit, batches: math.inf,
+    (NormLimits, "learn"): lambda limit, norm, batches: None,
 }
 
 

@@ -7,7 +7,6 @@ captured gradients. Only the coordinator is measured.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +21,10 @@ from w5xde.bench.measure.processes import ForkedProcess, Line, Work, crew, warm_
 from w5xde.bench.measure.stats import quotient
 from w5xde.bench.suites.seed import Say, runs_folder
 from w5xde.config import Settings
-from w5xde.errors import UsageError
 from w5xde.runtime.coordinator.body import Coordinator
 from w5xde.runtime.durable.audit import audit_run
+from w5xde.runtime.system.capacity import require_descriptors
 
-# Descriptors that a process needs besides one for each connection.
-SPARE_DESCRIPTORS = 100
 # Seconds for all nodes to join: for each connection, and at least.
 JOIN_SECONDS_EACH, JOIN_SECONDS_MIN = 0.05, 30.0
 SETTLE_SECONDS = 0.5
@@ -54,7 +51,7 @@ class Remote(Watcher):
         self._coordinator = coordinator
         asyncio.get_running_loop().add_reader(self._line.fileno(), self._told)
         host, _, port = coordinator.address.rpartition(":")
-        self._line.say(coordinator.entry.house_ticket(host, int(port)).to_text())
+        self._line.say(coordinator.entry.local_ticket(host, int(port)).to_text())
 
     def _told(self) -> None:
         if self._line.hear() == "stop":
@@ -84,23 +81,6 @@ def run_scale(options: ScaleOptions, say: Say) -> dict[str, Any]:
         "audit_clean": all(row["audit_clean"] for row in rows),
         "machine": machine(),
     }
-
-
-def require_descriptors(nodes: int) -> None:
-    """Each connection takes a file descriptor in both processes; refuse more than the system allows."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = nodes + SPARE_DESCRIPTORS
-    if soft < wanted:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
-    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < wanted:
-        raise UsageError(
-            f"{nodes} connections need {wanted} open files, and only {soft} are allowed here",
-            code="W5-241",
-            fix=f"ulimit -n {wanted}, or fewer --nodes",
-        )
 
 
 def _row(options: ScaleOptions, nodes: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Counted batches: which of an epoch's are applied, kept as spans, so that a claim costs nothing by its size.
+"""Coverage: which batches of an epoch are applied, kept as spans.
 
-A ledger may claim anything: a line of sixty bytes that applies a billion batches must not take a billion
-places here. Knows nothing of records.
+A forged ledger may claim anything: a line of sixty bytes that applies a billion batches must not take memory
+for a billion numbers. Knows nothing of records.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 
-class Counted:
-    """The batches of one epoch that count: spans without overlap, and of each the step that applied it."""
+class Coverage:
+    """The applied batches of one epoch: spans without overlap, each with the step that applied it."""
 
     def __init__(self) -> None:
         # (first, one past the last, step), in order.
         self._spans: list[tuple[int, int, int]] = []
 
     def add(self, start: int, stop: int, step: int) -> tuple[int, int] | None:
-        """Count a span. If some of it counts already: (the first such batch, its step); the rest counts."""
+        """Add a span. If part of it is applied already, add the rest; return (first such batch, its step)."""
         at = bisect_left(self._spans, (start,))
         if at and self._spans[at - 1][1] > start:
             at -= 1
@@ -32,23 +32,23 @@ class Counted:
         return max(start, before[0]), before[2]
 
     def forget_from(self, step: int) -> None:
-        """Steps from this one on count no more."""
+        """Remove the batches that steps from this one on applied."""
         self._spans = [span for span in self._spans if span[2] < step]
 
     def missing(self, count: int, also: Iterable[int] = ()) -> Iterator[int]:
-        """The batches below `count` that do not count and are not among these, in order, one by one."""
+        """Yield the batches below `count` that are neither applied nor in `also`, in order."""
         known = set(also)
         for start, stop in self._gaps(0, count, 0):
             yield from (batch for batch in range(start, stop) if batch not in known)
 
     def is_whole(self, also: Iterable[int]) -> bool:
-        """Whether they and these are all batches from the first to the last, without a hole."""
+        """Whether the applied batches and `also` have no hole from the first batch to their last."""
         others = set(also)
         last = max([*others, *(stop - 1 for _, stop, _ in self._spans[-1:])], default=-1)
         return next(islice(self.missing(last + 1, others), 1), None) is None
 
     def _gaps(self, start: int, stop: int, at: int) -> Iterator[tuple[int, int]]:
-        """What no span covers between `start` and `stop`, from the span `at` on."""
+        """Yield the gaps between `start` and `stop`, from the span with the index `at` on."""
         while at < len(self._spans) and start < stop:
             first, last, _ = self._spans[at]
             if first >= stop:
@@ -62,7 +62,7 @@ class Counted:
 
 
 def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same spans in order, those that touch made one; those that overlap stay apart."""
+    """Sort spans and join those that touch; spans that overlap stay separate."""
     found: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
         if found and found[-1][1] == start:

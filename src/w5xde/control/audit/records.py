@@ -1,6 +1,7 @@
-"""What a ledger's records claim, before anybody believes it: numbers that can be those of a run at all.
+"""Reads step records of a ledger that may be forged: refuses numbers that no run can have.
 
-Kept as small as it was said: a line of sixty bytes that tells of thousands of batches takes no more than it.
+Keeps a step as compactly as its record: a line of sixty bytes that names thousands of batches takes no more
+memory than that. Knows nothing of other records.
 """
 
 from __future__ import annotations
@@ -8,31 +9,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-# As many batches as a step may have.
+# The most batches that a step may have.
 STEP_BATCHES_MAX = 65536
-# As many steps as are ever applied as one stretch.
+# The most steps that are applied as one stretch.
 STRETCH_STEPS_MAX = 64
-# How many of those that are wrong a sentence names.
+# How many wrong numbers a sentence names.
 NAMED_MAX = 20
 
 Record = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Applied:
+class AppliedStep:
     """A step that counts."""
 
     epoch: int
     first: int
-    # (samples of a batch, how many such follow each other)
+    # (samples of a batch, number of such batches in a row)
     sizes: list[tuple[int, int]]
     ends_epoch: bool
     shares: list[tuple[int, int, str, int]]
     count: int
 
     @classmethod
-    def of(cls, record: Record, most: int) -> Applied:
-        """What a record tells of; ValueError if its numbers cannot be those of a step of at most so many."""
+    def of(cls, record: Record, most: int) -> AppliedStep:
+        """Read a `step` record; ValueError if no step of at most `most` batches has these numbers."""
         sizes = [(whole(size), whole(count)) for size, count in record["sizes"]]
         shares = [(whole(start), whole(stop), node, lease) for start, stop, node, lease in record["shares"]]
         count = sum(each for _, each in sizes)
@@ -43,10 +44,10 @@ class Applied:
         epoch, first = whole(record["epoch"]), whole(record["first"])
         return cls(epoch, first, sizes, record["ends_epoch"], shares, count)
 
-    def singly(self) -> list[Applied]:
-        """The same if every batch was applied as a step of its own."""
+    def split(self) -> list[AppliedStep]:
+        """Return the steps of a stretch, in which every batch is a step of its own."""
         found = [
-            Applied(
+            AppliedStep(
                 self.epoch, self.first + i, [(self.samples(i, i + 1), 1)], False, [(0, 1, node, lease)], 1
             )
             for start, stop, node, lease in sorted(self.shares)
@@ -56,7 +57,7 @@ class Applied:
         return found
 
     def samples(self, start: int, stop: int) -> int:
-        """How many samples its batches from `start` to `stop` have."""
+        """Count the samples of its batches from `start` to `stop`."""
         at = total = 0
         for size, count in self.sizes:
             total += size * max(0, min(stop, at + count) - max(start, at))
@@ -65,13 +66,13 @@ class Applied:
 
 
 def whole(number: Any) -> int:
-    """The number, if it is one that counts something."""
+    """Return a count; ValueError if it is not a whole number of at least 0."""
     if type(number) is not int or number < 0:
         raise ValueError(f"{number!r} counts nothing")
     return number
 
 
 def named(numbers: set[Any]) -> str:
-    """Numbers in a sentence, if there are many only the first."""
+    """Write numbers for a sentence; of many only the first."""
     first = sorted(numbers)[:NAMED_MAX]
     return f"{first}" if len(numbers) == len(first) else f"{first} and {len(numbers) - len(first)} more"

@@ -40,11 +40,16 @@ class Async(Mode):
         staleness: int | None,
         *,
         stretches: bool = False,
+        spare_frames: int = 1,
     ) -> None:
-        """With `stretches` the steps of a frame, of one batch each, are one lease."""
+        """With `stretches` the steps of a frame, of one batch each, are one lease.
+
+        A node holds the frame that it computes, and `spare_frames` more.
+        """
         super().__init__(plan, members, leases)
         self._bound = staleness
         self._stretches = stretches
+        self._spare_frames = spare_frames
         self._works: dict[int, StepWork] = {}
         self._applying: set[int] = set()
         self._again: deque[StepWork] = deque()
@@ -148,7 +153,7 @@ class Async(Mode):
             # What came back may be for somebody else to try, who would not be in turn.
             for one in [member] if self._again else self.members.in_turn([member], now):
                 found += self._fill(one, version, now)
-                if self._held_steps(one) <= self._frame_steps(one):
+                if self._held_steps(one) <= self._spare_frames * self._frame_steps(one):
                     unserved.append(one)
         for member in unserved:
             self._waiting[member.name] = member
@@ -158,7 +163,7 @@ class Async(Mode):
         """As many frames as the member can hold, and as there is room for."""
         found: list[list[Lease]] = []
         frame = self._frame_steps(member)
-        while self._held_steps(member) <= frame:
+        while self._held_steps(member) <= self._spare_frames * frame:
             room = self._room(version, now)
             if room < frame and (member.pending or room < 1):
                 break
@@ -188,7 +193,8 @@ class Async(Mode):
         if not member.compute_seconds:
             return 1
         fresh = (self.staleness + 1) // (3 * max(1, self.members.parallel))
-        return max(1, min(int(FRAME_SECONDS / member.compute_seconds), fresh, FRAME_STEPS_MAX))
+        held = member.batches_max // self.plan.step_batches
+        return max(1, min(int(FRAME_SECONDS / member.compute_seconds), fresh, held, FRAME_STEPS_MAX))
 
     def _lend_some(self, member: Member, count: int, version: int, now: float) -> list[Lease]:
         """Leases for so many steps."""
@@ -207,7 +213,8 @@ class Async(Mode):
             work = self._again.popleft()
             if work.plan.index not in self._works or not work.free:
                 continue
-            span = work.carve(member.name, most if work.plan.apart else work.plan.count, self.members)
+            want = min(most if work.plan.apart else work.plan.count, member.batches_max)
+            span = work.carve(member.name, want, self.members)
             if work.free:
                 self._again.append(work)
             if span is not None:
@@ -216,5 +223,7 @@ class Async(Mode):
         if step is None:
             return None
         work = self._works[step.index] = StepWork(step)
-        work.free, work.free_batches = [], 0
-        return work, Span(0, step.count)
+        span = work.carve(member.name, member.batches_max, self.members)
+        if work.free:
+            self._again.append(work)
+        return (work, span) if span is not None else None

@@ -35,7 +35,16 @@ CRAWL_FACTOR = 8.0
 def mode_of(settings: CoreSettings, plan: Plan, members: Members, leases: Leases) -> Mode:
     """How the batches of this run are shared out."""
     if settings.mode == "async":
-        return Async(plan, members, leases, settings.staleness, stretches=settings.stretches)
+        # For each lease that is verified the coordinator keeps a copy of the model.
+        spare_frames = 0 if settings.verify and settings.is_large else 1
+        return Async(
+            plan,
+            members,
+            leases,
+            settings.staleness,
+            stretches=settings.stretches,
+            spare_frames=spare_frames,
+        )
     if settings.robust is not None:
         return Evenly(plan, members, leases, settings.robust)
     return Sync(plan, members, leases, is_large=settings.is_large)
@@ -101,7 +110,7 @@ class Evenly(Sync):
         self, member: Member, parts: int, work: StepWork, version: int, now: float
     ) -> list[list[Lease]]:
         """One of so many like parts of what is free, or most of it: a part may be no single span."""
-        want = -(-work.free_batches // parts)
+        want = min(-(-work.free_batches // parts), member.batches_max)
         leases: list[Lease] = []
         while want > 0 and len(leases) < WINDOW_LEASES:
             span = work.carve(member.name, want, self.members)

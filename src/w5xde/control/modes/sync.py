@@ -237,7 +237,7 @@ class Sync(Mode):
         if not member.batch_seconds or member.is_guessed:
             return 1
         share = int((together - max(0.0, member.free_at - now)) * member.rate * SHARE_SLACK)
-        share = max(share, int(LEASE_SECONDS_MIN / member.batch_seconds), 1)
+        share = min(max(share, int(LEASE_SECONDS_MIN / member.batch_seconds), 1), member.batches_max)
         return 1 << (share.bit_length() - 1)
 
     def _is_in_time(self, member: Member, working: list[Member], work: StepWork, now: float) -> bool:
@@ -295,7 +295,7 @@ class Sync(Mode):
     ) -> Span | None:
         """Several idle nodes share a long lease between them; nothing is copied twice."""
         spans = [lease.span]
-        while spans[0].count > 1 and len(spans) < idle:
+        while spans[0].count > 1 and (len(spans) < idle or spans[0].count > member.batches_max):
             spans = [half for span in spans for half in (halves(span) if span.count > 1 else (span,))]
         for span in spans:
             if work.tree.covers(span) or work.is_for_others(member.name, span, self.members, lease.node):

@@ -42,6 +42,8 @@ class Member:
     # Leases the node has in hand, cancelled ones too until it says so: lease id -> batches.
     pending: dict[int, int] = field(default_factory=dict)
     pending_batches: int = 0
+    # How many batches one message may lend it: what it has shown that it cannot hold is halved.
+    batches_max: int = 2**62
     # When it will have worked off what it holds, as far as we can tell.
     free_at: float = 0.0
     failures_in_a_row: int = 0
@@ -148,6 +150,14 @@ class Members:
         member.free_at = now + member.pending_batches * self.expected_batch_seconds(member)
         if not member.pending:
             member.idle_since = now
+
+    def cannot_hold(self, member: Member, batches: int) -> str:
+        """Lend the member at most half of so many batches in one message; returns that if it is news."""
+        half = max(1, batches // 2)
+        if not batches or half >= member.batches_max:
+            return ""
+        member.batches_max = half
+        return f"{member.name} cannot hold {batches} batches at once; it is lent at most {half}"
 
     def measured(
         self,

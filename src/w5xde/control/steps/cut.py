@@ -1,11 +1,12 @@
-"""The cut: everything the core must remember of a run, at one moment between two steps, as plain data.
+"""The cut: the core's state between two steps, as plain data for a checkpoint.
 
-A checkpoint holds a cut together with the weights and the optimizer of the very same steps. What was lent
-at that moment is not in it: leases end with the coordinator that gave them, and their batches are undone.
+A checkpoint holds a cut together with the weights and the optimizer state of the same steps. A cut has no
+leases: they end with the coordinator that gave them, and their steps are in `undone`. Knows no files.
 """
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 from w5xde.control.steps.plan import Cursor, StepPlan
@@ -13,21 +14,24 @@ from w5xde.control.steps.plan import Cursor, StepPlan
 
 @dataclass(slots=True)
 class Progress:
-    """How far the run is: plain counts, for views and summaries."""
+    """The counts of a run so far, for views and summaries."""
 
     steps: int = 0
     epochs: int = 0
     batches: int = 0
     samples: int = 0
-    # How many of the steps survive a crash.
+    # Steps that survive a crash.
     durable_steps: int = 0
-    # How many had fewer nodes than their robust mean needs.
+    # Steps with fewer nodes than their robust mean needs.
     degraded_steps: int = 0
+    # Batches in answers that the coordinator computed again, and in those that it chose and could not.
+    verified_batches: int = 0
+    unverified_batches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """A batch that failed wherever it was tried, and took part in nothing."""
+    """A batch that failed on every node that tried it, and that no step contains."""
 
     epoch: int
     batch: int
@@ -38,17 +42,17 @@ class Aside:
 
 @dataclass(slots=True)
 class Accounts:
-    """Epochs begun and not complete: their applied batches, their size once known, and what is set aside."""
+    """Which epochs are complete; of the others their applied batches, their size once known, and failures."""
 
     applied: dict[int, int] = field(default_factory=dict)
     batches: dict[int, int] = field(default_factory=dict)
     aside: list[Aside] = field(default_factory=list)
-    # Complete are all epochs before the first one, and of the others these.
+    # All epochs before `complete_until` are complete, and those in `complete_also`.
     complete_until: int = 0
     complete_also: list[int] = field(default_factory=list)
 
     def apply(self, step: StepPlan, batches: int) -> None:
-        """This many batches of a step are applied."""
+        """Count this many applied batches of a step."""
         self.applied[step.epoch] = self.applied.get(step.epoch, 0) + batches
         if step.ends_epoch:
             self.batches[step.epoch] = step.first + step.count
@@ -67,7 +71,7 @@ class Accounts:
         return epoch < self.complete_until or epoch in self.complete_also
 
     def close(self, epoch: int) -> None:
-        """The epoch is complete."""
+        """Mark the epoch as complete."""
         self.applied.pop(epoch, None)
         del self.batches[epoch]
         self.complete_also.append(epoch)
@@ -76,29 +80,35 @@ class Accounts:
             self.complete_until += 1
 
     def completed_since(self, before: Accounts) -> list[int]:
-        """Epochs that are complete now and were not then."""
+        """Return the epochs that are complete now and were not in `before`."""
         now = [*range(before.complete_until, self.complete_until), *self.complete_also]
         return sorted(epoch for epoch in now if not before.is_complete(epoch))
 
     def copy(self) -> Accounts:
-        return Accounts(
-            dict(self.applied),
-            dict(self.batches),
-            list(self.aside),
-            self.complete_until,
-            list(self.complete_also),
-        )
+        return deepcopy(self)
+
+
+@dataclass(slots=True)
+class UsualNorms:
+    """The usual norms of updates, by the size of their span: medians, or the first norms until then."""
+
+    # An update this many times as large as usual is doubted.
+    factor: float
+    medians: dict[int, float] = field(default_factory=dict)
+    first: dict[int, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The core's part of a checkpoint: after `version` steps, nothing of a step half done."""
+    """The core's part of a checkpoint, after `version` steps."""
 
     version: int
     progress: Progress
     cursor: Cursor
-    # Steps handed out and not applied at this moment.
+    # Steps that are planned and not applied.
     undone: tuple[StepPlan, ...]
     accounts: Accounts
-    # Seconds of training so far, in all lives of the coordinator.
+    # Seconds of training, in all lives of the coordinator.
     seconds: float = 0.0
+    # None in checkpoints that were written before norms were kept.
+    usual_norms: UsualNorms | None = None

@@ -33,8 +33,6 @@ class StepWork:
         # Spans that failed, and on which nodes; afterwards batches are lent one by one to find the culprit.
         self.failures: dict[Span, list[str]] = {}
         self.returned: set[Span] = set()
-        # It began anew because something was added to it by half.
-        self.was_spoilt = False
         # Of a stretch: the version that all that is in was computed on, or less by what comes before it.
         self.oldest = sys.maxsize
 

@@ -1,7 +1,7 @@
-"""The tally: how far the run is, what is being applied, and what of each epoch is done.
+"""The tally: counts the steps that the learner has applied, and keeps those that are decided.
 
-Steps are decided, then applied by the learner in the same order, maybe a moment later. A cut counts what is
-decided, because by the time the learner is asked for its state it has applied just that.
+The learner applies decided steps in order, possibly later. A cut counts decided steps as applied, because
+the learner has applied exactly those when it captures its state for the cut. Knows no learner and no files.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from w5xde.control.events import Effect, Finish, Note, Step
-from w5xde.control.steps.cut import Accounts, Aside, Cut, Progress
+from w5xde.control.steps.cut import Accounts, Aside, Cut, Progress, UsualNorms
 from w5xde.control.steps.plan import Cursor, StepPlan
 from w5xde.control.trust.quorum import Quorum
 
 
 class Tally:
-    """Counts steps, batches, samples and epochs of a run."""
+    """Counts the steps, batches, samples and epochs of a run."""
 
     def __init__(self, quorum: Quorum, *, skip_bad_batches: bool) -> None:
         self._quorum = quorum
@@ -26,7 +26,7 @@ class Tally:
         self._applying: dict[int, Step] = {}
 
     def resume(self, cut: Cut) -> list[Aside]:
-        """Go on from a cut; returns what was set aside in epochs that are not complete: to be tried again."""
+        """Continue from a cut; return the failed batches that must be tried again."""
         self.progress = replace(cut.progress, durable_steps=cut.progress.steps)
         self.accounts = cut.accounts.copy()
         if self._skip_bad_batches:
@@ -40,14 +40,14 @@ class Tally:
         return self.progress.steps + sum(step.steps for step in self._applying.values())
 
     def decide(self, step: Step) -> list[Effect]:
-        """A step will be applied; returns what is to be said of it."""
+        """A step is decided: keep it until the learner has applied it; return notes about it."""
         self._applying[step.plan.index] = step
         return self._quorum.remark(step)
 
     def undo(self, step: Step) -> list[Step]:
-        """The learner did not make the step, nor any decided since: they are decided no more.
+        """The learner did not apply this step, nor any later one: forget and return them.
 
-        Nothing, if that is known already.
+        Returns an empty list if they are forgotten already.
         """
         if self._applying.get(step.plan.index) is not step:
             return []
@@ -57,17 +57,17 @@ class Tally:
         return undone
 
     def apply(self, index: int) -> Step:
-        """The learner has applied the step."""
+        """The learner has applied the step: count it."""
         step = self._applying.pop(index)
         self._count(step, self.progress, self.accounts)
         return step
 
     def complete(self, epoch: int) -> bool:
-        """Count the epoch as complete, if it is."""
+        """Count the epoch as complete and return True, if every batch is applied or may be skipped."""
         return self._complete(epoch, self.progress, self.accounts)
 
     def end(self, epoch: int, *, is_finished: bool) -> list[Effect]:
-        """What is to be said if every batch of an epoch is applied or set aside."""
+        """Return a note if the epoch is complete, or the end of the run if only bad batches are missing."""
         if not self.accounts.is_over(epoch):
             return []
         aside = self.accounts.aside_of(epoch)
@@ -89,20 +89,27 @@ class Tally:
         progress.epochs += 1
         return True
 
-    def cut(self, version: int, cursor: Cursor, undone: Iterable[StepPlan], seconds: float) -> Cut:
-        """All that is decided so far, as if it were applied."""
+    def cut(
+        self,
+        version: int,
+        cursor: Cursor,
+        undone: Iterable[StepPlan],
+        seconds: float,
+        norms: UsualNorms | None = None,
+    ) -> Cut:
+        """Return the state after all decided steps; `undone`: steps that are planned and not decided."""
         progress, accounts = replace(self.progress), self.accounts.copy()
         for step in self._applying.values():
             self._count(step, progress, accounts)
             self._complete(step.plan.epoch, progress, accounts)
         steps = tuple(sorted(undone, key=lambda plan: plan.index))
-        # A step that is begun again has all its batches before it, those set aside too.
+        # An undone step tries all its batches again, also those set aside.
         again = {key for plan in steps for key in plan.keys}
         accounts.aside = [each for each in accounts.aside if (each.epoch, each.batch) not in again]
-        return Cut(version, progress, cursor, steps, accounts, seconds)
+        return Cut(version, progress, cursor, steps, accounts, seconds, norms)
 
     def _count(self, step: Step, progress: Progress, accounts: Accounts) -> None:
-        """By how much everything grows with a step."""
+        """Add a step to the counts."""
         batches = sum(stop - start for start, stop, _, _ in step.shares)
         progress.steps += step.steps
         progress.batches += batches

@@ -1,8 +1,8 @@
-"""Failures: what becomes of a batch that fails, and of a node on which too much does.
+"""Failures: when a failed batch is retried or set aside, and when a node is evicted for its failures.
 
-A batch is tried again, elsewhere if there is an elsewhere; one that fails everywhere is set aside. A node is
-turned out if leases in a row fail there while others manage, or if updates of it were bad and others computed
-the same batches well. Only decides: knows no tensors, no sockets and no clock.
+A batch is retried, on another node if there is one; a batch that fails everywhere is set aside. A node is
+evicted if many leases in a row fail there, or if its updates were rejected and others computed the same
+batches correctly. Only decides: knows no tensors, no sockets and no clock.
 """
 
 from __future__ import annotations
@@ -14,27 +14,29 @@ from w5xde.control.steps.cut import Aside
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import Share, StepWork
 from w5xde.control.steps.tally import Tally
-from w5xde.control.trust.norm_limits import FAULTS_MAX, Judge
+from w5xde.control.trust.norm_limits import FAULTS_MAX, NormCheck
 
-# A node on which this many leases in a row fail, while others manage, is broken.
+# A node on which this many leases in a row fail, while there are other nodes, is broken.
 FAILURES_IN_A_ROW_MAX = 5
-# If this many batches are set aside and none succeeds in between, it is not the batches.
+# If this many batches in a row are set aside and none succeeds in between, the job is broken.
 ASIDE_IN_A_ROW_MAX = 20
 
 
 class Failures:
-    """Everything that went wrong with batches, and on whom."""
+    """Counts failures of batches and of nodes."""
 
-    def __init__(self, mode: Mode, members: Members, leases: Leases, tally: Tally, judge: Judge) -> None:
+    def __init__(
+        self, mode: Mode, members: Members, leases: Leases, tally: Tally, norm_check: NormCheck
+    ) -> None:
         self._mode = mode
         self._members = members
         self._leases = leases
         self._tally = tally
-        self._judge = judge
+        self._norm_check = norm_check
         self._aside_in_a_row = 0
 
-    def none(self, member: Member | None) -> None:
-        """An answer was good."""
+    def succeeded(self, member: Member | None) -> None:
+        """Count a good answer: failures are no longer in a row."""
         self._aside_in_a_row = 0
         if member is not None:
             member.failures_in_a_row = 0
@@ -42,9 +44,9 @@ class Failures:
     def failed(
         self, lease: Lease, reason: str, norm: float | None
     ) -> tuple[list[ev.Effect], StepWork | None]:
-        """A lease failed: what to say, and the step's work if its batch is beyond hope.
+        """A lease failed: return the effects, and the open step if its batch must be set aside.
 
-        `norm`: it was we who refused what came; None: the node itself says that it could not compute it.
+        `norm` is that of an update that we rejected; None if the node itself could not compute it.
         """
         work = self._mode.give_back(lease, failed=True)
         if norm is None:
@@ -53,25 +55,25 @@ class Failures:
             text = f"what {lease.node} gave for {lease.where} is refused: {reason}"
             if work is not None:
                 work.doubt(lease.span, lease.node)
-                self._judge.refused(lease, norm)
+                self._norm_check.reject(lease, norm)
         effects: list[ev.Effect] = [
             ev.Reject(lease.node, lease.id, reason),
             ev.Note("failed" if norm is None else "doubt", text, {"node": lease.node}),
         ]
         others = self._leases.of_step(lease.step.index)
         is_hopeless = work is not None and work.is_hopeless(lease.span, self._members, others)
-        is_unsure = self._judge.needs_another(lease, is_alone=len(self._members) == 1)
-        return effects, work if is_hopeless and not is_unsure else None
+        is_doubted = self._norm_check.needs_second_node(lease, is_alone=len(self._members) == 1)
+        return effects, work if is_hopeless and not is_doubted else None
 
     def is_broken(self, member: Member) -> str:
-        """One more lease failed there: why the node is to be turned out, or nothing."""
+        """Count a failed lease of the node; return why the node must be evicted, or an empty string."""
         member.failures_in_a_row += 1
         if member.failures_in_a_row >= FAILURES_IN_A_ROW_MAX and len(self._members) > 1:
             return f"{member.failures_in_a_row} leases in a row failed there"
         return ""
 
     def set_aside(self, work: StepWork, lease: Lease, reason: str) -> list[ev.Effect]:
-        """Nobody can compute this batch: go on without it, and say so."""
+        """Continue without a batch that no node can compute."""
         step, where = lease.step, lease.where
         self._aside_in_a_row += 1
         if self._aside_in_a_row >= ASIDE_IN_A_ROW_MAX:
@@ -84,7 +86,7 @@ class Failures:
             for i in range(lease.span.start, lease.span.stop)
         ]
         for node in nodes:
-            # It was the data, not they.
+            # The data was at fault, not the nodes.
             member = self._members.get(node)
             if member is not None:
                 member.failures_in_a_row = max(0, member.failures_in_a_row - tried.count(node))
@@ -98,13 +100,16 @@ class Failures:
         ]
 
     def blame(self, step: int, shares: list[Share]) -> tuple[list[ev.Effect], dict[str, str]]:
-        """The step is complete: whose refused updates were their own fault, and who is to go for that."""
+        """The step is complete: report rejected updates that were their nodes' fault.
+
+        Returns the effects, and the nodes to evict for that with the reason.
+        """
         effects: list[ev.Effect] = []
-        out: dict[str, str] = {}
-        for fault in self._judge.close(step, shares):
-            text = f"others computed {fault.where} well: it was {fault.node}'s fault"
-            facts = {"node": fault.node, "faults": fault.count}
-            effects.append(ev.Note("fault", f"{text} ({fault.count} of {FAULTS_MAX})", facts))
-            if fault.count >= FAULTS_MAX:
-                out[fault.node] = f"{fault.count} of its updates were bad, and others computed them well"
-        return effects, out
+        evicted: dict[str, str] = {}
+        for update, count in self._norm_check.complete(step, shares):
+            text = f"others computed {update.where} well: it was {update.node}'s fault"
+            facts = {"node": update.node, "faults": count}
+            effects.append(ev.Note("fault", f"{text} ({count} of {FAULTS_MAX})", facts))
+            if count >= FAULTS_MAX:
+                evicted[update.node] = f"{count} of its updates were bad, and others computed them well"
+        return effects, evicted

@@ -1,6 +1,7 @@
-"""The quorum: whether enough nodes took part in a step for its robust mean to be what was asked for.
+"""Quorum: whether enough nodes took part in a step for its robust mean to leave out what was asked for.
 
-With fewer, fewer are left out; that is counted, and told once. Only decides: knows no tensors and no clock.
+With fewer nodes, fewer extremes are left out; such steps are counted, and the first is reported. Only
+decides: knows no tensors and no clock.
 """
 
 from __future__ import annotations
@@ -10,26 +11,27 @@ from w5xde.robust_rule import Robust
 
 
 class Quorum:
-    """Looks at who gave what of each step; without a rule every number of nodes is enough."""
+    """Counts the nodes of each step; without a rule any number is enough."""
 
     def __init__(self, rule: Robust | None) -> None:
         self._rule = rule
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def is_short(self, step: Step) -> bool:
         return self._rule is not None and _nodes(step) < self._rule.needs
 
     def remark(self, step: Step) -> list[Effect]:
-        """What is to be said of a step that is too short, the first time that there is one, of each kind."""
+        """Return a note for the first step that has too few nodes, and for the first with too few batches."""
         if self._rule is None or not self.is_short(step):
             return []
-        nodes, needs = _nodes(step), self._rule.needs
-        batches = step.plan.count
-        what = f"it has {batches} batch{'es' * (batches > 1)}" if batches < needs else f"{nodes} took part"
-        kind = "batches" if batches < needs else "nodes"
-        if kind in self._told:
+        nodes, needs, batches = _nodes(step), self._rule.needs, step.plan.count
+        if batches < needs:
+            kind, what = "batches", f"it has {batches} batch{'es' * (batches > 1)}"
+        else:
+            kind, what = "nodes", f"{nodes} took part"
+        if kind in self._reported:
             return []
-        self._told.add(kind)
+        self._reported.add(kind)
         text = (
             f"step {step.plan.index + 1} is less robust than asked for: that takes {needs} nodes, and {what};"
             f" {self._rule.left_out(nodes)} were left out at each end. Later ones are counted, not told"

@@ -1,4 +1,4 @@
-"""Amends: taking back what was decided: steps that could not be made, or with a cheat's part in them.
+"""Rollback: begins steps again that could not be applied, or in which a cheating node had a part.
 
 Only decides: knows no tensors, no sockets and no clock.
 """
@@ -15,8 +15,8 @@ from w5xde.control.trust.verification import Verification
 from w5xde.tree import Span
 
 
-class Amends:
-    """Opens steps again."""
+class Rollback:
+    """Takes steps back, and opens them again."""
 
     def __init__(self, mode: Mode, leases: Leases, tally: Tally, verification: Verification) -> None:
         self._mode = mode
@@ -24,29 +24,31 @@ class Amends:
         self._tally = tally
         self._verification = verification
 
-    def end_leases(self, step: int) -> list[ev.Effect]:
-        """Nobody needs what is still lent of this step."""
-        needless: dict[str, list[int]] = {}
+    def cancel_leases(self, step: int) -> list[ev.Effect]:
+        """End the leases of a step whose answers are no longer needed."""
+        cancelled: dict[str, list[int]] = {}
         for lease in self._leases.of_step(step):
             self._leases.end(lease)
-            needless.setdefault(lease.node, []).append(lease.id)
-        return [ev.Cancel(node, leases) for node, leases in needless.items()]
+            cancelled.setdefault(lease.node, []).append(lease.id)
+        return [ev.Cancel(node, leases) for node, leases in cancelled.items()]
 
     def undo(self, event: ev.Undone) -> list[ev.Effect]:
-        """The learner is as before the step: so is the version. Nothing, if that is known already."""
+        """The learner is as before the step: open it again, and all decided after it.
+
+        Returns nothing if that was done before.
+        """
         undone = self._tally.undo(event.step)
         if not undone:
             return []
-        # Whatever was decided after it was not made either.
         self._leases.rewind(event.step.version)
         text = f"{event.reason}: it is undone, and its batches are lent again"
         return [
             ev.Note("undone", text, {"step": event.step.plan.index}),
-            *(self.open(step.plan, step.version) for step in undone),
+            *(self.reopen(step.plan, step.version) for step in undone),
         ]
 
     def convict(self, event: ev.Verified, lease: Lease | str, reason: str, version: int) -> list[ev.Effect]:
-        """The node cheats, or is broken: nothing of it that is not applied yet ever will be."""
+        """The node cheats, or is broken: drop everything of it that is not applied yet."""
         if isinstance(lease, Lease):
             self._mode.give_back(lease)
         node, applied = event.node, self._verification.applied_of(event.node)
@@ -57,25 +59,13 @@ class Amends:
         ]
         for work in self._mode.open_works:
             if any(share[2] == node for _, shares in work.tree for share in shares):
-                effects += [*self.end_leases(work.plan.index), self.open(work.plan, version)]
+                effects += [*self.cancel_leases(work.plan.index), self.reopen(work.plan, version)]
         return effects
 
-    def spoil(self, event: ev.Spoilt, version: int) -> list[ev.Effect]:
-        """What is there of the step is of no use. Nothing, if it is complete: then it was not about that."""
-        effects: list[ev.Effect] = []
-        for work in self._mode.open_works:
-            if work.plan.index == event.step:
-                text = f"step {event.step + 1} begins anew: {event.reason}"
-                effects += [ev.Note("spoilt", text, {"step": event.step}), *self.end_leases(event.step)]
-                effects.append(self.open(work.plan, version, spoilt=work))
-        return effects
-
-    def open(self, plan: StepPlan, version: int, spoilt: StepWork | None = None) -> ev.Effect:
-        """Begin a step anew; what was set aside of it stays so, and of one that was spoilt who failed."""
+    def reopen(self, plan: StepPlan, version: int) -> ev.Effect:
+        """Begin a step again. Batches that were set aside stay so."""
         aside = {(each.epoch, each.batch) for each in self._tally.accounts.aside}
         empty = [Span(i, i + 1) for i, key in enumerate(plan.keys) if key in aside]
         work = StepWork.again(plan, empty)
-        if spoilt is not None:
-            work.was_spoilt, work.failures = True, spoilt.failures
         self._mode.reopen(work)
         return ev.Reopen(plan, version, empty)

@@ -1,8 +1,8 @@
-"""Verification: which answers are computed a second time before they count, and who is still new.
+"""Verification: which answers the coordinator computes again before they count.
 
-Leases are chosen when they are lent, by chance that no node can foresee; of a newcomer the first ten are, all
-of them. Nothing is chosen unless that was asked for. Whether an answer is right is found out elsewhere.
-Knows no tensors and no clock; chance comes in through the door.
+Leases are chosen when they are lent, by random numbers that no node can foresee, and all of the first ten of
+a newcomer. Without `--verify` only those are chosen that the norm check needs. Whether an answer is right is
+found out elsewhere. Knows no tensors and no clock.
 """
 
 from __future__ import annotations
@@ -11,68 +11,88 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 
+from w5xde.control import events as ev
+from w5xde.control.steps.cut import Progress
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import Share
+from w5xde.control.trust.norm_limits import NormCheck
 
-# Of a node that just came, so many leases are verified whatever the share.
+# Verify this many leases of a node that just joined, whatever the share.
 FIRST_LEASES = 10
-# Leases that ended without an answer are forgotten when there may be so many of them.
-_FORGOTTEN_MAX = 1024
+# Chosen leases that ended without an answer are forgotten when more than this many are remembered.
+_CHOSEN_MAX = 1024
 
 
 class Verification:
-    """Chooses what is verified, and holds answers back until they are."""
+    """Chooses the leases to verify, and holds their answers back until they are."""
 
-    def __init__(self, share: float, chance: random.Random | None, leases: Leases) -> None:
-        """Without chance everything is verified, if anything is."""
+    def __init__(
+        self, share: float, chance: random.Random | None, leases: Leases, norm_check: NormCheck
+    ) -> None:
+        """With `--verify` and without `chance` every lease is chosen."""
+        self._norm_check = norm_check
         self._share = share
         self._chance = chance
         self._leases = leases
-        self._chosen: set[int] = set()
-        # Answers that are being verified: their norms.
-        self._waiting: dict[int, float] = {}
+        # Leases to verify, and the norms of their answers once these are being verified.
+        self._chosen: dict[int, float | None] = {}
         self._lent: Counter[str] = Counter()
         self._applied: Counter[str] = Counter()
 
-    def choose(self, leases: Iterable[Lease]) -> list[int]:
-        """Which of these, just lent, will be verified."""
-        if not self._share:
-            return []
-        chosen = [lease.id for lease in leases if self._is_chosen(lease)]
-        self._chosen.update(chosen)
-        if len(self._chosen) > _FORGOTTEN_MAX:
-            self._chosen = {number for number in self._chosen if self._leases.holds(number)}
+    def choose(self, leases: Iterable[Lease], *, is_alone: bool) -> list[int]:
+        """Return which of these new leases will be verified; `is_alone`: there is only one node."""
+        chosen = [
+            lease.id
+            for lease in leases
+            if self._is_chosen(lease) or self._norm_check.needs_coordinator(lease, is_alone=is_alone)
+        ]
+        self._chosen.update(dict.fromkeys(chosen))
+        if len(self._chosen) > _CHOSEN_MAX:
+            self._chosen = {each: norm for each, norm in self._chosen.items() if self._leases.holds(each)}
         return chosen
 
     def _is_chosen(self, lease: Lease) -> bool:
+        if not self._share:
+            return False
         self._lent[lease.node] += 1
         if self._chance is None or self._lent[lease.node] <= FIRST_LEASES:
             return True
         return self._chance.random() < self._share
 
     def joined(self, node: str) -> None:
-        """Whoever comes is new, whatever it is called."""
+        """Treat a node that joins as new, whatever its name."""
         self._lent.pop(node, None)
+        self._norm_check.joined(node)
 
     def holds_back(self, lease: int) -> bool:
         return lease in self._chosen
 
     def begin(self, lease: int, norm: float) -> bool:
-        """The answer is there; False if it was there already."""
-        if lease in self._waiting:
-            return False
-        self._waiting[lease] = norm
-        return True
+        """Start to verify an answer; return False if that was started before."""
+        is_new = self._chosen[lease] is None
+        self._chosen[lease] = norm
+        return is_new
 
     def end(self, lease: int) -> float:
-        """It is verified; returns its norm."""
-        self._chosen.discard(lease)
-        return self._waiting.pop(lease, 0.0)
+        """Finish verifying an answer; return its norm."""
+        return self._chosen.pop(lease, None) or 0.0
+
+    def count(self, event: ev.Verified, progress: Progress) -> list[ev.Effect]:
+        """Count the batches of an answer that is not wrong; report it if it could not be computed again."""
+        lease = self._leases.get(event.lease)
+        if lease is None:
+            return []
+        if not event.unknown:
+            progress.verified_batches += lease.span.count
+            return []
+        progress.unverified_batches += lease.span.count
+        text = f"what {event.node} gave for {lease.where} counts without being verified: {event.unknown}"
+        return [ev.Note("unverified", text, {"node": event.node})]
 
     def applied(self, shares: list[Share]) -> None:
-        for start, stop, node, _ in shares if self._share else ():
+        for start, stop, node, _ in shares:
             self._applied[node] += stop - start
 
     def applied_of(self, node: str) -> int:
-        """How many batches of this node have changed the model."""
+        """Return how many batches of this node have changed the model."""
         return self._applied[node]

@@ -17,9 +17,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from w5xde.learn.model.buffers import POOLED_BYTES_MIN, Buffers
+from w5xde.learn.model.buffers import Buffers
 from w5xde.learn.model.layout import DtypeGroup, aligned
 from w5xde.learn.model.parallel import on_all_cores
+from w5xde.learn.model.route import is_large
 
 NARROWED = (torch.float32, torch.float64)
 # Values handled at a time: few enough for the cache, where several passes cost little more than one, and
@@ -62,7 +63,7 @@ class Numbers(Protocol):
 
 def new_bytes(count: int) -> Tensor:
     """Uninitialised memory; a large piece is reused as soon as nothing refers to it any more."""
-    if count < POOLED_BYTES_MIN:
+    if not is_large(count):
         return torch.empty(count, dtype=torch.uint8)
     return torch.frombuffer(_BUFFERS.take(count), dtype=torch.uint8)
 

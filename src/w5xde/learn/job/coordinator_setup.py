@@ -25,9 +25,10 @@ from w5xde.learn.model.layout import FlatModel
 from w5xde.learn.model.seeding import as_before
 from w5xde.learn.step.learner import Learner
 from w5xde.learn.step.robust_mean import RobustSums
-from w5xde.learn.step.without_compiler import leave_the_compiler_out
+from w5xde.learn.step.sums import StepSums, TreeSums
+from w5xde.learn.torch_private import avoid_compiler_import
 from w5xde.learn.train.trainer import Trainer
-from w5xde.learn.trust.canary import Expectation, Unprovable
+from w5xde.learn.trust.canary import ExpectedCanary, NoCanary
 from w5xde.messages import STILL, TRAINED, Rules
 
 
@@ -62,11 +63,13 @@ class Prepared:
     # Seconds to read the first batch, which decide where batches are read, and to compute it.
     read_seconds: float
     batch_seconds: float
+    # The norm of the gradient of the first batch on the initial weights.
+    own_norm: float
     # The batch that a node computes before it gets a lease; or why there is none, if the user must know.
-    canary: Expectation | None
+    canary: ExpectedCanary | None
     canary_trouble: str
-    # With --robust: replaces the sum of the gradients of a step.
-    robust: RobustSums | None
+    # Adds the gradients of a step: their sum, or with --robust their robust mean.
+    sums: StepSums
 
 
 def prepare(job: Job, settings: Settings) -> Prepared:
@@ -91,7 +94,7 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         canary, trouble = _expect(job, copy, rules, source, trial)
         del copy
     flat = FlatModel(module, layout)
-    leave_the_compiler_out()
+    avoid_compiler_import()
     optimizer = _build_optimizer(job, module)
     scheduler = _build_scheduler(job, optimizer)
 
@@ -114,9 +117,12 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         draws_torch=trial.draws_torch,
         read_seconds=trial.read_seconds,
         batch_seconds=trial.batch_seconds,
+        own_norm=trial.gradient_norm,
         canary=canary,
         canary_trouble=trouble,
-        robust=RobustSums(learner, rule) if rule is not None else None,
+        sums=RobustSums(flat.blueprint, learner.gauge, rule)
+        if rule is not None
+        else TreeSums(flat.blueprint, learner.gauge),
     )
 
 
@@ -140,7 +146,7 @@ def _rules(settings: Settings, source: Source, trial: Trial) -> Rules:
 
 def _expect(
     job: Job, flat: FlatModel, rules: Rules, source: Source, trial: Trial
-) -> tuple[Expectation | None, str]:
+) -> tuple[ExpectedCanary | None, str]:
     """Compute the canary on a model that cannot be used afterwards; or why this job has none."""
     trainer = Trainer(job, flat, rules, torch.device("cpu"))
     dtypes = {entry.dtype for entry in flat.blueprint.layout.entries if entry.role == TRAINED}
@@ -149,8 +155,8 @@ def _expect(
         if any(entry.role == STILL for entry in flat.blueprint.layout.entries):
             with as_before():
                 _require_same_buffers(flat, build_model(job, rules.seed))
-        return Expectation(trainer, flat, source, draws=trial.draws_torch, is_coarse=is_coarse), ""
-    except Unprovable as error:
+        return ExpectedCanary(trainer, flat, source, draws=trial.draws_torch, is_coarse=is_coarse), ""
+    except NoCanary as error:
         return None, str(error)
 
 
@@ -159,7 +165,7 @@ def _require_same_buffers(flat: FlatModel, other: nn.Module) -> None:
     buffers = dict(other.named_buffers())
     for entry, ours in zip(flat.blueprint.layout.entries, flat.tensors, strict=True):
         if entry.role == STILL and not same_bits(ours, buffers[entry.name]):
-            raise Unprovable(f"model() makes buffer {entry.name} another one each time")
+            raise NoCanary(f"model() makes buffer {entry.name} another one each time")
 
 
 def _build_optimizer(job: Job, module: nn.Module) -> Optimizer:

@@ -24,6 +24,7 @@ from w5xde.learn.job.job import Job, describe
 from w5xde.learn.model import layout as layouts
 from w5xde.learn.model.device import to_device
 from w5xde.learn.model.seeding import DrawnFrom, seed_everything
+from w5xde.learn.torch_private import write_count
 from w5xde.messages import Layout
 from w5xde.tree import batch_seed
 
@@ -39,6 +40,8 @@ class Trial:
     read_seconds: float
     # To compute; in sync mode measured the second time, when everything is warm.
     batch_seconds: float
+    # Of the whole gradient, on the initial weights.
+    gradient_norm: float
 
 
 def try_first_batch(job: Job, module: nn.Module, source: Source, settings: Settings) -> Trial:
@@ -59,15 +62,15 @@ def try_first_batch(job: Job, module: nn.Module, source: Source, settings: Setti
     loss = _first_loss(job, module, sent(), settings.precision)
     batch_seconds = time.perf_counter() - started
     draws_python, draws_numpy, draws_torch = drawn.python, drawn.numpy, drawn.torch
-    _check_gradients(module)
+    gradient_norm = _check_gradients(module)
     _check_parameters(module, parameters)
     changed = _changed_buffers(module, buffers)
-    if settings.mode == "sync":
+    if settings.mode == "sync" or settings.verify:
         seed_everything(seed)
         started = time.perf_counter()
         _check_repeatable(loss, _first_loss(job, module, sent(), settings.precision))
         batch_seconds = time.perf_counter() - started
-    return Trial(changed, draws_python, draws_numpy, draws_torch, read_seconds, batch_seconds)
+    return Trial(changed, draws_python, draws_numpy, draws_torch, read_seconds, batch_seconds, gradient_norm)
 
 
 def _check_repeatable(first: float, second: float) -> None:
@@ -79,7 +82,7 @@ def _check_repeatable(first: float, second: float) -> None:
             why="it depends on what was computed before, or on a random generator of its own,"
             " so each machine would train another model",
             fix="keep such state in a buffer (register_buffer), draw from torch's global generator,"
-            " or use --mode async",
+            " or use --mode async without --verify",
         )
 
 
@@ -89,7 +92,7 @@ class _TensorBefore:
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
         self.values = tensor.detach().clone()
-        self._version = tensor._version
+        self._version = write_count(tensor)
         self._place = tensor.data_ptr() if tensor.layout is torch.strided else 0
 
     def is_written(self, now: Tensor) -> bool:
@@ -97,7 +100,7 @@ class _TensorBefore:
         if now is not self.tensor or now.layout is not torch.strided:
             return not self.is_same(now)
         # Writing through .data does not change the version, assigning .data need not change the values.
-        return now._version != self._version or now.data_ptr() != self._place or not self.is_same(now)
+        return write_count(now) != self._version or now.data_ptr() != self._place or not self.is_same(now)
 
     def is_same(self, now: Tensor) -> bool:
         if now.layout is not torch.strided:
@@ -197,7 +200,9 @@ def _hint(error: Exception) -> str:
     return "call loss(model(), batch) on one batch by hand to see the whole error"
 
 
-def _check_gradients(module: nn.Module) -> None:
+def _check_gradients(module: nn.Module) -> float:
+    """Refuse gradients that cannot travel; take the others away, and return their norm."""
+    norms = []
     for name, parameter in module.named_parameters():
         if parameter.grad is not None and parameter.grad.layout is not torch.strided:
             raise JobError(
@@ -205,7 +210,10 @@ def _check_gradients(module: nn.Module) -> None:
                 code="W5-225",
                 fix="build the embedding with sparse=False (gradients travel as one dense vector)",
             )
+        if parameter.grad is not None:
+            norms.append(float(torch.linalg.vector_norm(parameter.grad)))
         parameter.grad = None
+    return math.hypot(*norms)
 
 
 def _changed_buffers(module: nn.Module, before: dict[str, _TensorBefore]) -> set[str]:

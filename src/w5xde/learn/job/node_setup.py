@@ -21,7 +21,7 @@ from w5xde.learn.model.device import core_count, use_threads
 from w5xde.learn.model.layout import FlatModel
 from w5xde.learn.model.seeding import as_before
 from w5xde.learn.train.trainer import Trainer
-from w5xde.learn.trust.canary import Answer, answer
+from w5xde.learn.trust.canary import CanaryAnswer, compute_canary
 from w5xde.messages import MOVING, Rules, Welcome
 
 # More threads than cores are slow; this many more are a mistake or an attack. Any machine can run a few.
@@ -38,7 +38,7 @@ class NodeParts:
     welcome: Welcome
     make_trainer: Callable[[], Trainer]
     # The answer to the canary of this connection, if it has one.
-    proof: Answer | None = None
+    proof: CanaryAnswer | None = None
 
     def prove(self, welcome: Welcome, body: bytearray | memoryview) -> None:
         """Compute the canary of a welcome on a new model.
@@ -49,7 +49,7 @@ class NodeParts:
         if welcome.canary is not None:
             with as_before():
                 trainer = self.make_trainer()
-            self.proof = answer(trainer, welcome.canary, body)
+            self.proof = compute_canary(trainer, welcome.canary, body)
 
     def fits(self, welcome: Welcome) -> bool:
         """Whether these parts fit the welcome of another connection."""

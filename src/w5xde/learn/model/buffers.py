@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-# Below this the allocator is quick enough.
-POOLED_BYTES_MIN = 1024 * 1024
+from w5xde.learn.model.route import is_large
+
 # No more buffers than this are ever free at once.
 SPARE_MAX = 2
 # Encoded bodies differ in length: a buffer serves requests down to its length divided by this.
@@ -38,7 +38,7 @@ class Buffers:
 
     def take(self, count: int) -> bytearray | memoryview:
         """Uninitialised memory of this many bytes."""
-        if count < POOLED_BYTES_MIN:
+        if not is_large(count):
             return bytearray(count)
         memory = self._find(count)
         if memory is None:

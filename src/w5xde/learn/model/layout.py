@@ -104,6 +104,16 @@ class Blueprint:
         """Typed views of the groups of the moving part; of one vector, or of many that are rows."""
         return [group.values_in(raw) for group in self.moving_groups]
 
+    def vectors(self, body: bytearray | memoryview, count: int) -> list[Vector]:
+        """The vectors that lie one behind the other in these bytes, without copying them."""
+        rows = (
+            torch.frombuffer(body, dtype=torch.uint8).view(count, self.moving_bytes)
+            if count and self.moving_bytes
+            else torch.empty(count, self.moving_bytes, dtype=torch.uint8)
+        )
+        parts = [part.unbind(0) for part in self.parts(rows)]
+        return [Vector(raw, [part[i] for part in parts]) for i, raw in enumerate(rows.unbind(0))]
+
     def new_vector(self, device: torch.device | str = "cpu") -> Vector:
         return Vector.over(torch.empty(self.moving_bytes, dtype=torch.uint8, device=device), self)
 

@@ -1,182 +1,156 @@
-"""Quick steps: what a torch optimizer does at a step, without what surrounds it.
+"""Optimizer steps without the Python around them, and without importing torch's compiler.
 
 For a small model most of `optimizer.step()` is Python around one kernel (profiling, grouping, checks): 90 of
-110 microseconds with fused Adam. Here the very same kernels are called with the very same arguments, for
-those optimizers we know by heart; every other, and every one with hooks, steps as always. Bits are the same.
+110 microseconds with fused Adam. Here the same kernels are called with the same arguments, for a few of
+torch's optimizers; every other one, and one with hooks, steps as usual. Bits are the same. Knows nothing of
+batches: the learner puts gradients into the parameters, or passes them in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from w5xde.learn.step import without_compiler as lean
-from w5xde.learn.step.without_compiler import has_hooks, is_patched
+from w5xde.learn.torch_private import (
+    add_scaled,
+    compiler_is_loaded,
+    fused_adam,
+    has_own_step,
+    step_uncompiled,
+)
 
-_ADAMS = (Adam, AdamW)
+
+def is_torchs(optimizer: Optimizer) -> bool:
+    """Whether torch defines its class: then we know its state, which never holds infinities."""
+    return type(optimizer).__module__.startswith("torch.optim.")
 
 
-# The tensors of one of the optimizer's groups, by their part in a step.
-_Group = dict[str, list[Tensor]]
+def step(optimizer: Optimizer) -> None:
+    """`optimizer.step()`; for torch's own optimizers without importing the compiler."""
+    if is_torchs(optimizer) and not has_own_step(optimizer) and not compiler_is_loaded():
+        step_uncompiled(optimizer)
+        return
+    # As a training loop would call it: an optimizer of somebody else may compute gradients of its own.
+    with torch.enable_grad():
+        optimizer.step()
+
+
+class _KnownGroup(NamedTuple):
+    """One of the optimizer's groups: its tensors by their part in a step, each a row of numbers."""
+
+    rows: dict[str, list[Tensor]]
+    # Which of the trained parameters these are.
+    numbers: list[int]
 
 
 class Stepper:
     """Steps one optimizer, quickly where that is possible."""
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
-        """`parameters` are those that are trained, in the order in which `step_with` is given gradients."""
+        """`parameters` are those that are trained, in the order in which `step_with` gets their gradients."""
         self._optimizer = optimizer
-        self._places = {id(parameter): place for place, parameter in enumerate(parameters)}
-        self._groups: list[_Group] | None = None
-        # The same tensors as rows of numbers, and whose gradients they take, by place.
-        self._rows: list[tuple[_Group, list[int]]] = []
+        self._parameters = parameters
+        self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+        # For each of the optimizer's groups; None: it steps as usual.
+        self._groups: list[_KnownGroup] | None = None
 
     @property
     def tensors(self) -> object:
-        """The same object as before: the next step works on the same tensors. None: nobody knows."""
+        """The same object as before if the next step works on the same tensors; None if that is unknown."""
         return self._groups
 
-    def step(self, *, same_gradients: bool) -> bool:
-        """One step; `same_gradients`: all parameters hold the very tensors that they held at the last one.
-
-        Returns whether it surely left the parameters where they are in memory.
-        """
-        if self._groups is None or not same_gradients or not self._is_still_known(self._groups):
-            self._part_steps()
-            # The first step makes the state, and tells the schedule that there was one.
-            lean.step(self._optimizer)
-            self._groups = self._known()
-            self._rows = [self._in_rows(group) for group in self._groups or ()]
-            return False
-        if torch.is_grad_enabled():
-            with torch.no_grad():
-                self._step_quickly(self._groups)
-        else:
-            self._step_quickly(self._groups)
-        return True
+    def step(self) -> bool:
+        """One step with the parameters' gradients; returns whether the parameters surely stayed in place."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        rows = [each.reshape(-1) for each in gradients if each is not None and each.layout is torch.strided]
+        if len(rows) == len(gradients) and self.is_known():
+            self.step_with(rows)
+            return True
+        self._split_counters()
+        # The first step makes the state, and tells the schedule that there was one.
+        step(self._optimizer)
+        self._groups = self._find_groups()
+        return False
 
     def is_known(self) -> bool:
-        """Whether `step_with` may be called, until somebody else has had the optimizer or the parameters."""
-        if self._groups is None or not self._is_still_known(self._groups):
+        """Whether `step_with` may be called: nobody has changed the optimizer or moved a parameter since."""
+        optimizer, groups = self._optimizer, self._groups
+        if groups is None or len(groups) != len(optimizer.param_groups) or has_own_step(optimizer):
             return False
-        return all(
-            row.data_ptr() == parameter.data_ptr()
-            for (rows, _), group in zip(self._rows, self._groups, strict=True)
-            for row, parameter in zip(rows["params"], group["params"], strict=True)
-        )
+        for group, (rows, numbers) in zip(optimizer.param_groups, groups, strict=True):
+            if not self._is_plain(group) or len(group["params"]) != len(numbers):
+                return False
+            if any(
+                row.data_ptr() != p.data_ptr() for row, p in zip(rows["params"], group["params"], strict=True)
+            ):
+                return False
+            last = optimizer.state.get(group["params"][-1], {})
+            if "steps" in rows and last.get("step") is not rows["steps"][0]:
+                return False
+        return True
 
     def step_with(self, gradients: Sequence[Tensor]) -> None:
-        """One step with these gradients, each a row of numbers; those at the parameters stay as they are."""
-        for group, (rows, places) in zip(self._optimizer.param_groups, self._rows, strict=True):
-            rows["grads"] = [gradients[place] for place in places]
-            self._step_group(group, rows)
+        """One step with these gradients, each a row of numbers; those of the parameters stay as they are."""
+        for group, (rows, numbers) in zip(self._optimizer.param_groups, self._groups or (), strict=True):
+            chosen = [gradients[number] for number in numbers]
+            if type(self._optimizer) is SGD:
+                add_scaled(rows["params"], chosen, -group["lr"])
+                continue
+            # Numpy counts in a fifth of the time; it is the same memory.
+            count = rows["steps"][0].numpy()
+            count += 1
+            tensors = rows["params"], chosen, rows["exp_avg"], rows["exp_avg_sq"], rows["steps"]
+            is_decoupled = group.get("decoupled_weight_decay", type(self._optimizer) is AdamW)
+            fused_adam(*tensors, is_decoupled=is_decoupled, group=group)
 
-    def _in_rows(self, group: _Group) -> tuple[_Group, list[int]]:
-        rows = {
-            name: tensors if name == "steps" else [each.detach().view(-1) for each in tensors]
-            for name, tensors in group.items()
-        }
-        return rows, [self._places[id(parameter)] for parameter in group["params"]]
-
-    def _step_quickly(self, groups: list[_Group]) -> None:
-        for group, tensors in zip(self._optimizer.param_groups, groups, strict=True):
-            self._step_group(group, tensors)
-
-    def _step_group(self, group: dict[str, Any], tensors: _Group) -> None:
+    def _is_plain(self, group: dict[str, Any]) -> bool:
+        """Whether we know how to step a group with these options."""
+        if not isinstance(group["lr"], float):
+            return False
         if type(self._optimizer) is SGD:
-            torch._foreach_add_(tensors["params"], tensors["grads"], alpha=-group["lr"])
-        else:
-            self._fused_adam(group, tensors)
+            names = ("momentum", "weight_decay", "maximize", "fused", "differentiable")
+            return not any(group[name] for name in names)
+        betas = group["betas"]
+        is_fused = group["fused"] and not group["amsgrad"] and not group["capturable"]
+        return is_fused and not isinstance(betas[0], Tensor) and not isinstance(betas[1], Tensor)
 
-    def _fused_adam(self, group: dict[str, Any], tensors: _Group) -> None:
-        # Numpy counts in a fifth of the time; it is the same memory.
-        count = tensors["steps"][0].numpy()
-        count += 1
-        beta1, beta2 = group["betas"]
-        is_decoupled = group.get("decoupled_weight_decay", type(self._optimizer) is AdamW)
-        kernel: Any = torch._fused_adamw_ if is_decoupled else torch._fused_adam_
-        kernel(
-            tensors["params"],
-            tensors["grads"],
-            tensors["exp_avgs"],
-            tensors["exp_avg_sqs"],
-            [],
-            tensors["steps"],
-            amsgrad=False,
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=group["maximize"],
-            grad_scale=None,
-            found_inf=None,
-        )
-
-    def _known(self) -> list[_Group] | None:
-        """The tensors that a step of this optimizer works on, or None if we do not know how it steps."""
+    def _find_groups(self) -> list[_KnownGroup] | None:
+        """The tensors that a step of this optimizer works on; None if we do not know how it steps."""
         optimizer = self._optimizer
-        if type(optimizer) not in (SGD, *_ADAMS) or (has_hooks(optimizer) or is_patched(optimizer)):
+        if type(optimizer) not in (SGD, Adam, AdamW) or has_own_step(optimizer):
             return None
         groups = []
         for group in optimizer.param_groups:
-            params = group["params"]
-            if any(id(p) not in self._places or not p.is_contiguous() for p in params):
+            parameters: list[Tensor] = group["params"]
+            if not self._is_plain(group) or not all(map(self._is_ordinary, parameters)):
                 return None
-            if any(p.grad is None or p.grad.is_sparse or p.is_complex() for p in params):
+            if len({(each.dtype, each.device) for each in parameters}) != 1:
                 return None
-            if len({(p.dtype, p.device) for p in params}) != 1 or not isinstance(group["lr"], float):
-                return None
-            tensors = {"params": list(params), "grads": [p.grad for p in params]}
-            if type(optimizer) is SGD:
-                plain = not (group["momentum"] or group["weight_decay"] or group["maximize"])
-                if not plain or group["fused"] or group["differentiable"]:
-                    return None
-            else:
-                if not group["fused"] or group["amsgrad"] or group["capturable"]:
-                    return None
-                if any(isinstance(beta, Tensor) for beta in group["betas"]):
-                    return None
-                state = [optimizer.state[p] for p in params]
+            rows = {"params": [each.detach().view(-1) for each in parameters]}
+            if type(optimizer) is not SGD:
+                state = [optimizer.state[each] for each in parameters]
                 if len({each["step"].item() for each in state}) != 1:
                     return None
                 # All have made as many steps, so one counter serves them all; counting is a call for each.
                 for each in state:
                     each["step"] = state[0]["step"]
-                tensors |= {
-                    "exp_avgs": [each["exp_avg"] for each in state],
-                    "exp_avg_sqs": [each["exp_avg_sq"] for each in state],
-                    "steps": [each["step"] for each in state],
-                }
-            groups.append(tensors)
+                rows["steps"] = [each["step"] for each in state]
+                for name in ("exp_avg", "exp_avg_sq"):
+                    rows[name] = [each[name].view(-1) for each in state]
+            groups.append(_KnownGroup(rows, [self._numbers[id(each)] for each in parameters]))
         return groups
 
-    def _part_steps(self) -> None:
-        """Give every parameter its own counter again: the optimizer's own step counts each."""
-        for group in self._groups or ():
-            for parameter in group["params"] if "steps" in group else ():
-                # None, if the step that made the state was undone; asking must not make one.
-                state = self._optimizer.state.get(parameter)
-                if state is not None:
-                    state["step"] = state["step"].clone()
+    def _is_ordinary(self, parameter: Tensor) -> bool:
+        gradient = parameter.grad
+        has_rows = id(parameter) in self._numbers and parameter.is_contiguous() and not parameter.is_complex()
+        return has_rows and gradient is not None and not gradient.is_sparse
 
-    def _is_still_known(self, groups: list[_Group]) -> bool:
-        """Whether nobody has given the optimizer another state or a hook."""
-        optimizer = self._optimizer
-        if len(groups) != len(optimizer.param_groups) or (has_hooks(optimizer) or is_patched(optimizer)):
-            return False
-        for group, tensors in zip(optimizer.param_groups, groups, strict=True):
-            if not isinstance(group["lr"], float):
-                return False
-            if type(optimizer) is SGD and (group["momentum"] or group["weight_decay"] or group["maximize"]):
-                return False
-            if type(optimizer) is not SGD and (group["amsgrad"] or not group["fused"]):
-                return False
-            last = tensors["params"][-1]
-            if "steps" in tensors and optimizer.state.get(last, {}).get("step") is not tensors["steps"][0]:
-                return False
-        return True
+    def _split_counters(self) -> None:
+        """Give every parameter its own counter again: the optimizer's own step advances each."""
+        for state in self._optimizer.state.values() if self._groups is not None else ():
+            if "step" in state:
+                state["step"] = state["step"].clone()

@@ -5,47 +5,24 @@ The one owner of the model that is trained. One thread uses it at a time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from w5xde.learn.model.digest import weights_sha256
 from w5xde.learn.model.layout import FlatModel, Vector
-from w5xde.learn.step import without_compiler as lean
+from w5xde.learn.model.route import VectorRoute
+from w5xde.learn.step import fast_optimizer
 from w5xde.learn.step.fast_optimizer import Stepper
 from w5xde.learn.step.finite import Gauge, is_finite, may_be_wild
 from w5xde.learn.step.rollback import Undo
+from w5xde.learn.step.sums import TAME_NORM, Contribution, StepNotFinite, Total
 from w5xde.messages import MOVING, TRAINED
-from w5xde.tree import PairwiseTree, Span
 
-# From here on memory that is copied is worth a thought.
-LARGE_BYTES = 1024 * 1024
-# Sums of gradients below this are finite, and so are their squares, in float32 and wider.
-TAME_NORM = 1e15
 # Optimizers whose state stays finite if it was and the gradient is tame: it holds means of it and its square.
 _TAMED = (SGD, Adam, AdamW)
-
-
-class Contribution(NamedTuple):
-    """What came for a span: its vector, the trained entries without any gradient, the sum of its losses."""
-
-    vector: Vector
-    absent: frozenset[int]
-    loss_sum: float
-    # The norm of its gradients is at most this, and all its numbers are finite; infinite if nobody looked.
-    norm: float = math.inf
-    # The step in which it was added to its neighbour already: the vector is both of them.
-    added_in: int | None = None
-
-
-class Total(NamedTuple):
-    """A whole step, folded; batches that were set aside count among its `batches`."""
-
-    batches: int
-    contribution: Contribution
 
 
 class _Readers:
@@ -53,17 +30,6 @@ class _Readers:
 
     def __init__(self) -> None:
         self.begun = self.done = 0
-
-
-class Spoiled(ArithmeticError):
-    """A step that would leave numbers that are not finite.
-
-    If it `is_undone`, the state is what it was before, and the version too.
-    """
-
-    def __init__(self, what: str, *, is_undone: bool) -> None:
-        super().__init__(what)
-        self.is_undone = is_undone
 
 
 class Learner:
@@ -78,21 +44,14 @@ class Learner:
         self.scheduler = scheduler
         self._clip_norm = clip_norm
         self._blueprint = flat.blueprint
-        # Entries that an update may say it has no gradient for.
-        self.trained = frozenset(self._blueprint.trained)
+        self.route = VectorRoute(flat.blueprint.moving_bytes)
         self._parameters = [flat.tensors[i] for i in self._blueprint.trained]
         # A small model's gradients have their own place, so that a step always finds them there; a large
         # one's are used where they arrived, because copying them would cost as much as a step.
-        self._is_large = self.vector_bytes >= LARGE_BYTES
+        self._is_large = self.route.is_large
         self._gradient = None if self._is_large else self._blueprint.new_vector()
         self.gauge = Gauge(self._blueprint)
         self._gradients = [] if self._gradient is None else self._views(self._gradient)
-        # Of a vector's parts: the buffers that move by the mean of what the batches did to them.
-        self._drifting = [
-            i
-            for i, group in enumerate(self._blueprint.moving_groups)
-            if group.role == MOVING and (group.dtype.is_floating_point or group.dtype.is_complex)
-        ]
         self._stepper = Stepper(optimizer, self._parameters)
         # Where one step is only its gradients: how many numbers each parameter has.
         is_plain = [group.role for group in self._blueprint.moving_groups] == [TRAINED]
@@ -108,10 +67,6 @@ class Learner:
         ]
         moving = list(zip(flat.moving.parts, self._watched, strict=True))
         self._undo = None if self._is_large else Undo(moving, optimizer)
-        # Batches that are steps of their own need no tree: by step, or stretch of steps, and place in it.
-        self._apart: dict[int, dict[int, Contribution]] = {}
-        # A batch that was set aside has its place in the tree, with nothing in it.
-        self._steps: dict[int, PairwiseTree[Contribution | None]] = {}
         self._snapshots: dict[bool, tuple[int, memoryview]] = {}
         # Who reads the state itself, since it last moved.
         self._readers = _Readers()
@@ -130,94 +85,25 @@ class Learner:
             views.append(raw.view(tensor.dtype).view(tensor.shape))
         return views
 
-    def vectors(self, body: bytearray | memoryview, count: int) -> list[Vector]:
-        """Updates as they arrived, one behind the other, without copying them."""
-        rows = (
-            torch.frombuffer(body, dtype=torch.uint8).view(count, self.vector_bytes)
-            if count and self.vector_bytes
-            else torch.empty(count, self.vector_bytes, dtype=torch.uint8)
-        )
-        parts = [part.unbind(0) for part in self._blueprint.parts(rows)]
-        return [Vector(raw, [part[i] for part in parts]) for i, raw in enumerate(rows.unbind(0))]
-
-    def vector(self, raw: torch.Tensor) -> Vector:
-        """One update, of which these are the bytes."""
-        return Vector.over(raw, self._blueprint)
-
-    def fold(
-        self, step: int, count: int, span: Span, contribution: Contribution | None, staleness: int = 0
-    ) -> None:
-        """Give what came for a span of a step its place in the tree; None: nothing will ever come."""
-        if contribution is not None and staleness:
-            self._temper(contribution.vector, staleness)
-        tree = self._steps.get(step)
-        if tree is None:
-            tree = self._steps[step] = PairwiseTree(count, _merge)
-        tree.put(span, contribution)
-        if contribution is None and all(value is None for _, value in tree) and tree.is_complete:
-            del self._steps[step]  # all of it was set aside: nobody will ask for it
-
-    def neighbour(self, step: int, span: Span) -> Vector | None:
-        """What is there for exactly this span of a step."""
-        there = self._steps[step].get(span) if step in self._steps else None
-        return there.vector if there is not None else None
-
-    def keep(self, step: int, first: int, contributions: list[Contribution], staleness: int = 0) -> None:
-        """What came for batches of a stretch that are steps of their own, from the `first` of it on."""
-        kept = self._apart.setdefault(step, {})
-        for place, contribution in enumerate(contributions, first):
-            if self._drifting and staleness + place:
-                self._temper(contribution.vector, staleness + place)
-            kept[place] = contribution
-
-    def _temper(self, vector: Vector, staleness: int) -> None:
-        """So many steps saw the same buffers as this one: they move by the mean of what all of them did.
-
-        Each in full would pull them the same way again and again, past where they belong and back: from
-        sixteen steps on a running variance swings further each time, until it is below zero.
-        """
-        for i in self._drifting:
-            vector.parts[i].div_(staleness + 1)
-
-    def totals(self, step: int) -> list[Total]:
-        """All batches are there: their sum, or of a stretch each, to be applied in this order.
-
-        One that is not finite is `Spoiled`.
-        """
-        kept = self._apart.pop(step, None)
-        if kept is not None:
-            return [self._total(step + place, 1, kept[place]) for place in sorted(kept)]
-        tree = self._steps.pop(step)
-        contribution = tree.take(Span(0, tree.count))
-        if contribution is None:
-            raise ValueError(f"nothing came for step {step}")
-        return [self._total(step, tree.count, contribution)]
-
-    def _total(self, step: int, batches: int, contribution: Contribution) -> Total:
-        is_tame = contribution.norm < TAME_NORM and (batches == 1 or not self._drifting)
-        if not is_tame and not self.gauge.is_finite(contribution.vector):
-            raise Spoiled(f"the gradient of step {step + 1} is not finite", is_undone=True)
-        return Total(batches, contribution)
-
     @property
-    def undoes(self) -> bool:
-        """Whether a step that spoils the state can be undone: not if a copy of it would be too large."""
+    def can_roll_back(self) -> bool:
+        """Whether a step can be rolled back: not if a copy of the state would be too large."""
         return self._undo is not None
 
-    def drop(self, step: int) -> None:
-        """Nobody will ask for what was folded of this step."""
-        self._apart.pop(step, None)
-        self._steps.pop(step, None)
+    def body_of(self, total: Total) -> memoryview:
+        """The sum of a step as bytes, for the step log."""
+        body: memoryview = total.contribution.vector.raw.numpy().data
+        return body
 
     def replay(self, batches: int, body: bytes, absent: frozenset[int], loss_sum: float) -> None:
         """Apply a step once more, from the sum that was kept of it."""
-        (vector,) = self.vectors(bytearray(body), 1)
+        (vector,) = self._blueprint.vectors(bytearray(body), 1)
         self.apply([Total(batches, Contribution(vector, absent, loss_sum))])
 
     def apply(self, wholes: list[Total]) -> list[float]:
         """Step the optimizer, for each of a stretch. Returns the sum of the losses of each step's samples.
 
-        If a parameter, a buffer or the optimizer's state is not finite then, all of it is undone: `Spoiled`.
+        Raises StepNotFinite if a parameter, a buffer or the optimizer's state is not finite afterwards.
         """
         if self.scheduler is not None and len(wholes) > 1:
             raise ValueError("a schedule wants to know of each step before the next")
@@ -247,7 +133,7 @@ class Learner:
                 if undo.is_sound(self._stepper.tensors, self.version):
                     return losses, None
                 if not undo.is_possible:
-                    return [], self._spoiled(is_undone=False)
+                    return [], self._not_finite(is_rolled_back=False)
                 undo.back()
                 self.version = version
                 losses.clear()
@@ -279,20 +165,20 @@ class Learner:
         else:
             for part, summed in zip(gradient.parts, total.vector.parts, strict=True):
                 part.copy_(summed)
-        are_same = True
         for i, parameter, view in zip(self._blueprint.trained, self._parameters, views, strict=True):
             wanted = None if i in absent else view
             # Asking costs less than setting, and they rarely change.
             if parameter.grad is not wanted:
                 parameter.grad = wanted
-                are_same = False
         if self._clip_norm is not None:
             self._clip(gradient, self._clip_norm)
         if self._is_large:
-            lean.step(self.optimizer)  # nothing to gain there, and the stepper would keep the vector alive
+            fast_optimizer.step(
+                self.optimizer
+            )  # nothing to gain there, and the stepper would keep the vector alive
             is_in_place = False
         else:
-            is_in_place = self._stepper.step(same_gradients=are_same)
+            is_in_place = self._stepper.step()
         if not is_in_place:
             self.flat.gather()
         self._advance_buffers(gradient, whole.batches)
@@ -305,22 +191,24 @@ class Learner:
         undo = self._undo
         if undo is None:
             if not self._is_sound(norm):
-                raise self._spoiled(is_undone=False)
+                raise self._not_finite(is_rolled_back=False)
         elif not undo.is_sound(self._stepper.tensors, self.version + steps):
             if undo.is_possible:
                 undo.back()
-            raise self._spoiled(is_undone=undo.is_possible)
+            raise self._not_finite(is_rolled_back=undo.is_possible)
 
-    def _spoiled(self, *, is_undone: bool) -> Spoiled:
+    def _not_finite(self, *, is_rolled_back: bool) -> StepNotFinite:
         what = f"step {self.version + 1} made the weights or the optimizer's state infinite or not a number"
-        return Spoiled(what, is_undone=is_undone)
+        return StepNotFinite(what, is_rolled_back=is_rolled_back)
 
     def _is_sound(self, norm: float) -> bool:
         """Of a large model: one pass over the parameters, and over the rest only if the gradient was wild."""
         for part, is_watched in zip(self.flat.moving.parts, self._watched, strict=True):
             if is_watched and not is_finite(part):
                 return False
-        if (norm < TAME_NORM and type(self.optimizer) in _TAMED) or not lean.is_torchs(self.optimizer):
+        if (norm < TAME_NORM and type(self.optimizer) in _TAMED) or not fast_optimizer.is_torchs(
+            self.optimizer
+        ):
             return True
         return all(
             is_finite(value.reshape(-1))
@@ -384,15 +272,3 @@ class Learner:
 
     def weights_sha256(self) -> str:
         return weights_sha256(self.flat.module)
-
-
-def _merge(left: Contribution | None, right: Contribution | None) -> Contribution | None:
-    if left is None or right is None:
-        return left or right
-    return Contribution(
-        # One that was added while it arrived has its neighbour's vector.
-        left.vector if left.vector is right.vector else left.vector.add_(right.vector),
-        left.absent & right.absent,
-        left.loss_sum + right.loss_sum,
-        left.norm + right.norm,
-    )

@@ -17,10 +17,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from w5xde.learn.model.layout import DtypeGroup, Vector
-from w5xde.learn.step.learner import Contribution, Learner, Spoiled, Total
+from w5xde.learn.model.layout import Blueprint, DtypeGroup, Vector
+from w5xde.learn.step.finite import Gauge
+from w5xde.learn.step.sums import Contribution, Decided, Leased, PlannedStep, StepNotFinite, Total
 from w5xde.messages import TRAINED
 from w5xde.robust_rule import Robust
+from w5xde.tree import Span
 
 # Coordinates handled at a time, of all nodes: few enough for the caches, and a bound on memory.
 CHUNK_COUNT = 65536
@@ -44,33 +46,37 @@ class _Vote(NamedTuple):
 class RobustSums:
     """Holds contributions until their step is complete. Belongs to the thread of the learner."""
 
-    def __init__(self, learner: Learner, rule: Robust) -> None:
-        self._learner = learner
+    def __init__(self, blueprint: Blueprint, gauge: Gauge, rule: Robust) -> None:
+        self._gauge = gauge
         self._rule = rule
-        self._groups = learner.flat.blueprint.moving_groups
+        self._groups = blueprint.moving_groups
         self._kept: dict[int, dict[int, Contribution]] = {}
 
-    def keep(self, step: int, lease: int, contribution: Contribution) -> None:
-        self._kept.setdefault(step, {})[lease] = contribution
+    def add(self, lease: Leased, given: list[Contribution], staleness: int) -> None:
+        self._kept.setdefault(lease.step.index, {})[lease.id] = given[0]
+
+    def leave_empty(self, step: PlannedStep, spans: Iterable[Span]) -> None:
+        """Nothing to do: the shares of a step say which updates it is made of."""
 
     def drop(self, step: int) -> None:
         """Forget the contributions to this step."""
         self._kept.pop(step, None)
 
-    def total(self, step: int, sizes: Sequence[int], shares: Iterable[Share]) -> Total:
-        """The robust sum of a step over the leases in `shares`. Raises `Spoiled` if it is not finite."""
-        kept = self._kept.pop(step)
+    def totals(self, step: Decided) -> list[Total]:
+        """The robust sum of a step. Raises `StepNotFinite` if it is not finite."""
+        index, sizes = step.plan.index, step.plan.sizes
+        kept = self._kept.pop(index)
         leases: dict[str, list[Share]] = {}
         # In the order of batches: the same shares give the same bits, whatever the order of arrival.
-        for share in sorted(shares):
+        for share in sorted(step.shares):
             leases.setdefault(share[2], []).append(share)
         votes = [_add_up(given, kept, sizes) for given in leases.values()]
         vector = self._middle(votes)
-        norm = self._learner.gauge.norm(vector)
+        norm = self._gauge.norm(vector)
         if norm == math.inf:
-            raise Spoiled(f"the gradient of step {step + 1} is not finite", is_undone=True)
+            raise StepNotFinite(f"the gradient of step {index + 1} is not finite", is_rolled_back=True)
         loss_sum = sum(vote.loss_sum for vote in votes)
-        return Total(len(sizes), Contribution(vector, self._absent(votes), loss_sum, norm))
+        return [Total(len(sizes), Contribution(vector, self._absent(votes), loss_sum, norm))]
 
     def _absent(self, votes: list[_Vote]) -> frozenset[int]:
         """Entries with a gradient from no more nodes than are left out at one end."""

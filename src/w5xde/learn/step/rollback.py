@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from w5xde.learn.step.fast_optimizer import is_torchs
 from w5xde.learn.step.finite import are_finite, is_finite, may_be_wild
-from w5xde.learn.step.without_compiler import is_torchs
 
 # What an optimizer may keep of a parameter beside tensors, and still be put back by assignment.
 _PLAIN = (int, float, bool, str, type(None))

@@ -1,7 +1,8 @@
-"""Parameters by a formula: the same values on every machine, of the size that the model's own have.
+"""Canary weights: parameters by a formula, the same on every machine and spread like the model's own.
 
-`clip(mean + std * noise, low, high)` with noise from one table of pseudo-random numbers. So two machines can
-compute on equal weights without either sending them; four numbers for each tensor are all that travels.
+`clip(mean + std * noise, low, high)` with noise from one table of pseudo-random numbers. Two machines compute
+on equal weights without sending them: only four numbers for each tensor travel. Knows nothing of batches,
+gradients or nodes.
 """
 
 from __future__ import annotations
@@ -16,32 +17,32 @@ from torch import Tensor
 from w5xde.learn.model.layout import DTYPES, FlatModel
 from w5xde.messages import FROZEN, TRAINED, Entry, Fill, Layout
 
-# A prime, so that no row of a weight falls into step with the table.
+# A prime, so that the rows of a weight do not repeat with the table.
 _TABLE = 8191
 _SEED = 4
-# Where each tensor begins in the table.
+# The distance in the table between where one tensor begins and the next.
 _STRIDE = 7919
 # Half the width of a uniform distribution with a standard deviation of one.
 _HALF_WIDTH = math.sqrt(3.0)
-# How far a parameter that is constant when it is built (a bias of zeros, a norm's ones) is spread: with zeros
-# in the wrong place (the last layer of a branch often begins so) everything before it would have no gradient.
+# The spread of a parameter that is constant when it is built (a bias of zeros, a norm's ones): zeros in the
+# last layer of a branch, which are common, would leave everything before it without a gradient.
 _SPREAD_OF_ZERO = 0.02
 _SPREAD = 0.05
-# A parameter's first numbers say enough of its size.
-_LOOKED_AT = 1 << 20
+# This many first numbers of a parameter are enough to measure its spread.
+_MEASURED = 1 << 20
 
 
 @lru_cache(maxsize=1)
 def _noise() -> Tensor:
-    """Uniform, with mean 0 and standard deviation 1."""
+    """Return uniform noise with mean 0 and standard deviation 1."""
     generator = torch.Generator().manual_seed(_SEED)
-    # Whole numbers that a double holds exactly, each drawn after the other: the same on every machine.
+    # Integers that a double holds exactly, drawn one after the other: the same on every machine.
     drawn = torch.randint(0, 2**24, (_TABLE,), generator=generator).double()
     return (drawn * 2.0**-23 - 1.0) * _HALF_WIDTH
 
 
 def fills_of(flat: FlatModel) -> list[Fill | None]:
-    """For each entry of the layout how to fill it; None: it stays as it was built, or its values travel."""
+    """Return how to fill each entry of the layout; None if it stays as built, or its values travel."""
     return [
         _fill_of(tensor, is_trained=entry.role == TRAINED) if _is_filled(entry) else None
         for entry, tensor in zip(flat.blueprint.layout.entries, flat.tensors, strict=True)
@@ -49,21 +50,21 @@ def fills_of(flat: FlatModel) -> list[Fill | None]:
 
 
 def fits(fills: Sequence[Fill | None], layout: Layout) -> bool:
-    """Whether these, which somebody sent, fill nothing but what is filled."""
+    """Return whether these fills, which a coordinator sent, are for entries that may be filled."""
     return len(fills) == len(layout.entries) and all(
         fill is None or _is_filled(entry) for fill, entry in zip(fills, layout.entries, strict=True)
     )
 
 
 def _is_filled(entry: Entry) -> bool:
-    """Parameters are. Moving buffers travel, still ones are what the model's code makes them (a mask is)."""
+    """Return whether the entry is a parameter: moving buffers travel, and still ones stay as built."""
     dtype = DTYPES[entry.dtype]
     is_wide = dtype.is_floating_point or dtype.is_complex
     return entry.role in (TRAINED, FROZEN) and is_wide and 0 not in entry.shape
 
 
 def _fill_of(tensor: Tensor, *, is_trained: bool) -> Fill | None:
-    values = _real(tensor.detach().reshape(-1)[:_LOOKED_AT]).double()
+    values = _real(tensor.detach().reshape(-1)[:_MEASURED]).double()
     mean, std = float(values.mean()), float(values.std(correction=0))
     low, high = float(values.min()), float(values.max())
     if not math.isfinite(mean) or not math.isfinite(std):
@@ -75,7 +76,7 @@ def _fill_of(tensor: Tensor, *, is_trained: bool) -> Fill | None:
 
 
 def write(flat: FlatModel, fills: Sequence[Fill | None], *, nudge: float = 0.0) -> None:
-    """Fill the model's parameters; with `nudge` each value is moved by this part of itself."""
+    """Fill the model's parameters; with `nudge` each value changes by this fraction of itself."""
     for at, fill in enumerate(fills):
         if fill is None:
             continue
@@ -92,7 +93,7 @@ def _real(tensor: Tensor) -> Tensor:
 
 
 def _repeat(place: Tensor, values: Tensor) -> None:
-    """Write the values again and again until the place is full."""
+    """Repeat the values until the place is full."""
     ready = values.to(place.dtype).to(place.device)
     whole = place.numel() // _TABLE
     place[: whole * _TABLE].view(whole, _TABLE).copy_(ready)

@@ -1,84 +1,101 @@
-"""A second opinion: what a node gave, computed again and compared. On like machines the bits are the same.
+"""Recompute an update on the coordinator and compare: bit for bit, within rounding, or by size alone.
 
-On others they differ by rounding: how much is usual is learned from those that agree, and only what is far
-outside of it is called wrong; and only if our own computation, made again, gives our own bits again.
+On machines of one kind the bits are the same. Unlike machines differ by rounding: the usual difference is
+learned from pairs that agree, and an update is wrong only far outside of it, and only if our own result
+repeats bit for bit. Knows no leases, nodes or sockets.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from w5xde.learn.job.job import BatchFailed
 from w5xde.learn.model.layout import Blueprint, Vector
-from w5xde.learn.step.finite import may_be_wild
+from w5xde.learn.step.finite import Gauge, may_be_wild
 from w5xde.learn.train.trainer import Task, Trainer
 from w5xde.tree import Span
 
-# Relative differences that are rounding whoever computes; and how many times what is usual among pairs that
-# agree, but not in their bits, is still believed.
+# Relative differences that any machine's rounding may cause; beyond them, this many times the usual
+# difference between pairs that agree is still accepted.
 ROUNDING = {"fp32": 1e-3, "bf16": 3e-2}
 FAR_FACTOR = 20.0
-# Nobody's rounding is as large as this: beyond it an update is wrong, whatever was learned.
+# No rounding is as large as this: beyond it an update is wrong, whatever was learned.
 DIFFERENCE_MAX = 0.2
-# How fast what is usual follows what is found: nobody can lead it far alone.
+# How fast the usual difference follows new ones: slowly, so that one node cannot lead it far.
 FOLLOW = 1.05
-# How often we compute before we blame.
+# Compute this often before a node is blamed.
 OWN_TRIES = 3
+# An update more than this many times as large as our own is wrong, whatever random numbers it drew.
+SIZE_FACTOR = 4.0
 
 
-class SecondOpinion:
-    """Computes leases on a model of its own. One thread uses it at a time."""
+class Opinion(NamedTuple):
+    """What is wrong with an update, or why the coordinator cannot tell; both empty if it is right."""
+
+    wrong: str = ""
+    unknown: str = ""
+
+
+class Recomputer:
+    """Computes tasks on a model of its own. Only one thread may use it at a time."""
 
     def __init__(self, trainer: Trainer, precision: str) -> None:
         self._trainer = trainer
         self._blueprint: Blueprint = trainer.blueprint
+        self._gauge = Gauge(trainer.blueprint)
         self._rounding = ROUNDING[precision]
-        # The median of the differences between pairs that agree, as far as it is known.
+        # A running median of the differences between pairs that agree.
         self._usual_difference = 0.0
-        # How large gradients usually are: next to nothing, nothing can be compared.
+        # The usual norm of a gradient: a difference is not measured relative to one that is almost zero.
         self._usual_norm = 0.0
 
     @property
     def tolerance(self) -> float:
         return min(DIFFERENCE_MAX, max(self._rounding, FAR_FACTOR * self._usual_difference))
 
-    def wrong_with(self, given: Vector, params: memoryview, task: Task) -> str:
-        """What is wrong with an update for the task, computed on these parameters; nothing if it is right.
-
-        What cannot be computed here either says nothing about the node.
-        """
-        first = self._compute(params, task)
-        if first is None or first.is_same(given):
-            return ""
-        for _ in range(OWN_TRIES - 1):
-            again = self._compute(params, task)
-            if again is None or not again.is_same(first):
-                # Something else on this machine drew from our generator, or the job is not repeatable.
-                return ""
-        name, difference = self._difference(first, given)
-        if difference <= self.tolerance:
-            usual = self._usual_difference or difference
-            self._usual_difference = usual * (FOLLOW if difference > usual else 1 / FOLLOW)
-            return ""
-        return (
-            f"it differs by {difference:.2g} of its size, most in {name} ({self.tolerance:.2g} is rounding)"
-        )
-
-    def _compute(self, params: memoryview, task: Task) -> Vector | None:
-        self._trainer.load(params, whole=True)
+    def check(self, given: Vector, params: memoryview, task: Task) -> Opinion:
+        """Compare an update for the task, computed on these parameters, with our own, number by number."""
         try:
-            return self._trainer.compute(task).vector
-        except BatchFailed:
-            return None
+            own = self._compute(params, task)
+            if own.is_same(given):
+                return Opinion()
+            for _ in range(OWN_TRIES - 1):
+                if not self._compute(params, task).is_same(own):
+                    return Opinion(unknown="it comes out differently each time that it is computed here")
+        except BatchFailed as error:
+            return Opinion(unknown=f"it cannot be computed here: {error}")
+        name, difference = self._difference(own, given)
+        if difference > self.tolerance:
+            wrong = f"it differs by {difference:.2g} of its size, most in {name}"
+            return Opinion(f"{wrong} ({self.tolerance:.2g} is rounding)")
+        usual = self._usual_difference or difference
+        self._usual_difference = usual * (FOLLOW if difference > usual else 1 / FOLLOW)
+        return Opinion()
+
+    def check_size(self, given: Vector, params: memoryview, task: Task) -> Opinion:
+        """Compare only the sizes: for updates that lost precision on the way, or drew other numbers."""
+        norm, own = self._gauge.norm(given), 0.0
+        try:
+            for _ in range(OWN_TRIES):
+                own = max(own, self._gauge.norm(self._compute(params, task)))
+                if norm <= SIZE_FACTOR * own:
+                    return Opinion()
+        except BatchFailed as error:
+            return Opinion(unknown=f"it cannot be computed here: {error}")
+        return Opinion(f"its norm is {norm:.3g}, and {own:.3g} if computed here")
+
+    def _compute(self, params: memoryview, task: Task) -> Vector:
+        self._trainer.load(params, whole=True)
+        return self._trainer.compute(task).vector
 
     def _difference(self, ours: Vector, theirs: Vector) -> tuple[str, float]:
-        """The relative difference of two updates, and the entry in which most of it is."""
+        """Return the entry that differs most, and the relative difference of the two updates."""
         worst, most = "", -1.0
-        apart = size = 0.0
+        gaps = size = 0.0
         entries = self._blueprint.layout.entries
         for group, mine, other in zip(self._blueprint.moving_groups, ours.parts, theirs.parts, strict=True):
             if not may_be_wild(group.dtype):
@@ -91,13 +108,13 @@ class SecondOpinion:
                 a, b = mine[at : at + count], other[at : at + count]
                 at += count
                 gap = _square(a - b)
-                apart += gap
+                gaps += gap
                 size += max(_square(a), _square(b))
                 if gap > most:
                     worst, most = entries[i].name, gap
         norm = math.sqrt(size)
-        self._usual_norm = max(0.99 * self._usual_norm, norm if apart < size else 0.0)
-        return worst, math.sqrt(apart) / max(norm, 1e-3 * self._usual_norm, 1e-30)
+        self._usual_norm = max(0.99 * self._usual_norm, norm if gaps < size else 0.0)
+        return worst, math.sqrt(gaps) / max(norm, 1e-3 * self._usual_norm, 1e-30)
 
 
 def _square(part: torch.Tensor) -> float:
@@ -106,7 +123,7 @@ def _square(part: torch.Tensor) -> float:
 
 
 def task_of(epoch: int, span: Span, sizes: Sequence[int], first: int, batches: Sequence[Any]) -> Task:
-    """The task that a node was given for batches `span` of a step that begins with batch `first`."""
+    """Return the task that a node got for batches `span` of a step that begins with batch `first`."""
     listed = [
         (first + place, sizes[place], batch)
         for place, batch in zip(range(span.start, span.stop), batches, strict=True)

@@ -1,8 +1,8 @@
-"""A sketch of a tensor: its norm and sixteen sums with pseudo-random signs, small however large it is.
+"""A sketch of a tensor: its norm and sixteen sums with pseudo-random signs, 136 bytes for any tensor.
 
-The sums of a difference are about as large as the difference, so two tensors that nobody can bring together
-are compared by what each says of its own. Signs, because plain sums cancel where gradients do: over the
-classes of a softmax they add up to nothing.
+The sums of a difference are about as large as the difference, so tensors on two machines are compared by
+their sketches. The signs matter because plain sums cancel: gradients over the classes of a softmax add up to
+zero. Knows nothing of models or nodes.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from torch import Tensor
 
 SUMS = 16
 ROW = 1 + SUMS
-# Signs repeat along rows and columns of primes, so that no shape of a tensor falls into step with them.
+# Signs repeat along rows and columns of prime lengths, so that they do not repeat with a tensor's shape.
 _COLUMNS, _ROWS = 4099, 4093
-# So many rows at a time become doubles: 2 MiB beside the tensor.
+# This many rows at a time are converted to doubles: 2 MiB beside the tensor.
 _ROWS_AT_ONCE = 64
 _SEED = 5
 
 
 @lru_cache(maxsize=1)
 def _signs() -> tuple[Tensor, Tensor, Tensor]:
-    """For each row a sign; for each column a sign, and which of the sums it belongs to."""
+    """Return the signs of rows, the signs of columns, and the sum that each column belongs to."""
     generator = torch.Generator().manual_seed(_SEED)
-    # randint draws one number after the other, so they are the same on every kind of machine.
+    # randint draws one number after the other: the same on every kind of machine.
     drawn = [torch.randint(0, 2, (count,), generator=generator) for count in (_ROWS, _COLUMNS)]
     rows, columns = [2.0 * each.double() - 1.0 for each in drawn]
     return rows, columns, torch.randint(0, SUMS, (_COLUMNS,), generator=generator)
 
 
 def sketch(tensor: Tensor | None) -> Tensor:
-    """The norm of a tensor and its sums, as doubles; a gradient that is not there is all zeros."""
+    """Return the norm of a tensor and its sums, as doubles; all zeros for a missing gradient."""
     row = torch.zeros(ROW, dtype=torch.float64)
     if tensor is None or not tensor.numel():
         return row

@@ -1,73 +1,70 @@
-"""A node's credentials: what it was given when it first came, and comes back with.
+"""A node's credentials: what a node got when it first joined, and comes back with.
 
     STATE/nodes/POOL/00.json, 01.json …     one for each node of this machine in that pool
 
-So a ticket that has expired meanwhile does not keep a node out, and one node can be turned out alone.
+So a node can come back after its ticket expired, and the coordinator can ban one node alone.
 """
 
 from __future__ import annotations
 
 import os
-import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from w5xde.errors import StorageError
-from w5xde.runtime.admission import private_files as private
+from w5xde.runtime.admission import private_files
 from w5xde.runtime.durable.sealed_json import Damaged, seal, unseal
+from w5xde.runtime.system.file_lock import call_in_children
 from w5xde.ticket import Secret, Ticket
 
 NODE_ID_BYTES = 8
 CREDENTIAL_BYTES = 32
-# Nodes of one machine in one pool.
+# Nodes of one machine in one pool; far more than its cores could use.
 PLACES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What lets one node in, ticket or not."""
+    """What admits one node without a ticket."""
 
     node_id: bytes
     secret: Secret
 
 
-class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _StoredCredential(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node_id: str
     secret: str
 
 
 def pool_of(ticket: Ticket) -> str:
-    """Where a node keeps what this ticket brought it: by the run's certificate, if the ticket pins one."""
+    """Return the folder of this ticket's credentials, named by the run's certificate if that is pinned."""
     return ticket.fingerprint.hex() or f"ticket-{ticket.id.hex()}"
 
 
 class NodeCredentials:
-    """One node's place among those that this machine has in a pool; nobody else has it until it is closed.
+    """The stored credential of one node. No other process has the same one until this is closed.
 
-    Several nodes of one machine, or of machines that share a home folder, must not come with one credential:
-    each takes the first place that is free.
+    Several nodes of one machine, or of machines that share a home folder, must not use one credential: each
+    takes the first that is free.
     """
 
     def __init__(self, pool: str, state: Path | None = None) -> None:
-        folder = private.make_folder(state or private.state_folder(), "nodes", pool)
+        folder = private_files.make_folder(state or private_files.state_folder(), "nodes", pool)
         self._handle, place = _take_place(folder)
         self._file = folder / f"{place:02}.json"
-        # A process forked from us would keep our place, and longer than we live.
-        ours = weakref.ref(self)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=lambda: _let_go(ours()))
+        call_in_children(self.close)
 
     def load(self) -> Credential | None:
-        """What this node was given before, if it was here."""
+        """Return the credential that a node got here before, if there is one."""
         try:
-            data = private.read(self._file)
+            data = private_files.read(self._file)
         except FileNotFoundError:
             return None
         try:
-            kept = msgspec.json.decode(unseal(data)[0], type=_Kept)
-            node_id, secret = bytes.fromhex(kept.node_id), bytes.fromhex(kept.secret)
+            stored = msgspec.json.decode(unseal(data)[0], type=_StoredCredential)
+            node_id, secret = bytes.fromhex(stored.node_id), bytes.fromhex(stored.secret)
             if (len(node_id), len(secret)) != (NODE_ID_BYTES, CREDENTIAL_BYTES):
                 raise Damaged("its lengths are not right")
         except (Damaged, msgspec.DecodeError, ValueError):
@@ -79,15 +76,15 @@ class NodeCredentials:
         return Credential(node_id, Secret(secret))
 
     def save(self, credential: Credential) -> None:
-        kept = _Kept(credential.node_id.hex(), credential.secret.reveal().hex())
-        private.replace(self._file, seal(msgspec.json.encode(kept))[0])
+        stored = _StoredCredential(credential.node_id.hex(), credential.secret.reveal().hex())
+        private_files.replace(self._file, seal(msgspec.json.encode(stored))[0])
 
     def forget(self) -> None:
-        """The coordinator does not know it, or this machine wants to be another."""
-        private.remove(self._file)
+        """Remove the credential, which the coordinator does not know."""
+        private_files.remove(self._file)
 
     def close(self) -> None:
-        """Free the place; what was saved stays for the next who takes it."""
+        """Free the place; its credential stays for the next node that takes it."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
@@ -95,14 +92,9 @@ class NodeCredentials:
 
 def _take_place(folder: Path) -> tuple[int, int]:
     for place in range(PLACES_MAX):
-        handle = private.hold(folder / f"{place:02}.lock")
+        handle = private_files.hold(folder / f"{place:02}.lock")
         if handle is not None:
             return handle, place
     raise StorageError(
         f"this machine already has {PLACES_MAX} nodes in that run", code="W5-412", fix="end some of them"
     )
-
-
-def _let_go(credentials: NodeCredentials | None) -> None:
-    if credentials is not None:
-        credentials.close()

@@ -1,16 +1,15 @@
-"""A run's identity: the key and certificate by which nodes know their coordinator.
+"""A run's identity: the key and certificate by which nodes recognise their coordinator.
 
     STATE/runs/0123456789abcdef.pem      key and certificate, in one file, so that there is never half of it
 
-Not in the run folder, which is copied, shared and published: what proves who we are must not travel with it.
-The same run has the same identity after a crash, so that its tickets go on to fit.
+The file is not in the run folder, because that is copied, shared and published, and the key must stay here. A
+run keeps its identity after a crash, so its tickets stay valid. Knows no sockets and no tickets.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import re
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,17 +19,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from w5xde.errors import StorageError
-from w5xde.runtime.admission import private_files as private
+from w5xde.runtime.admission import private_files
 
 _RUN_ID = re.compile(r"[0-9a-f]{16}")
-# The pin says whom to trust, so dates must never say otherwise: neither on a computer whose clock begins in
-# 1970, nor after years. The end is the one that RFC 5280 reserves for "no date".
+# Nodes trust the pinned certificate, so its dates must never make it invalid: neither on a computer whose
+# clock starts in 1970, nor after years. The end is the one that RFC 5280 reserves for "no date".
 _NOT_BEFORE = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _NOT_AFTER = dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC)
-
-
-def new_run_id() -> str:
-    return secrets.token_hex(8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +34,33 @@ class RunIdentity:
 
     run_id: str
     file: Path
-    # DER, and its sha256.
+    # In DER, and the sha256 of that.
     certificate: bytes
     fingerprint: bytes
-    # Tickets of an earlier life do not fit it.
+    # Whether it was made just now, so that no ticket of before pins it.
     is_new: bool
 
     @classmethod
     def load_or_create(cls, run_id: str, state: Path | None = None, *, anew: bool = False) -> RunIdentity:
-        """The identity of this run, made if it has none; StorageError rather than another one.
+        """Load the identity of a run, or make it if there is none; `anew`: replace it.
 
-        `anew`: another one is asked for.
+        Raises StorageError if it cannot be read: a new one would make all tickets invalid.
         """
         if not _RUN_ID.fullmatch(run_id):
             raise StorageError(
                 f"{run_id!r} is not the id of a run", code="W5-413", fix="restore manifest.json"
             )
-        folder = private.make_folder(state or private.state_folder(), "runs")
+        folder = private_files.make_folder(state or private_files.state_folder(), "runs")
         file = folder / f"{run_id}.pem"
-        # Two who come at once must not make two.
-        with private.locked(folder / "lock"):
+        # Two processes must not make two identities at the same time.
+        with private_files.locked(folder / "lock"):
             if anew:
-                private.remove(file)
+                private_files.remove(file)
             try:
-                data, is_new = private.read(file), False
+                data, is_new = private_files.read(file), False
             except FileNotFoundError:
                 data, is_new = _make(run_id), True
-                private.replace(file, data)
+                private_files.replace(file, data)
         certificate = _read_certificate(data, run_id, file)
         return cls(
             run_id=run_id,
@@ -113,13 +108,13 @@ def _common_name(run_id: str) -> str:
 
 
 def _read_certificate(data: bytes, run_id: str, file: Path) -> x509.Certificate:
-    """The certificate, once it is sure that the key beside it is its own and that both are this run's."""
+    """Return the certificate, if its key belongs to it and both belong to this run."""
     try:
         key = serialization.load_pem_private_key(data, password=None)
         certificate = x509.load_pem_x509_certificate(data)
         name = certificate.subject.rfc4514_string()
     except (ValueError, TypeError) as error:
-        # Not the library's own words: they might quote what they could not read.
+        # The library's own message might quote the key.
         raise _damaged(file, "it holds no key and certificate") from error
     if key.public_key() != certificate.public_key():
         raise _damaged(file, "its key and its certificate do not belong together")

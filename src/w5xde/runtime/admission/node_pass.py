@@ -1,4 +1,7 @@
-"""What a node shows at the door: the credential it was given when it first came, or else its ticket."""
+"""A node's pass: proves in each greeting that the node may join, by its credential or else by its ticket.
+
+Knows no connections and decides nothing about them.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,19 @@ from w5xde.runtime.admission.credentials import (
 from w5xde.runtime.system.machine import machine_name
 from w5xde.ticket import Secret, Ticket
 
-# The coordinator does not know who we are.
+# The coordinator knows neither this credential nor this ticket.
 _UNKNOWN = "W5-113"
 
 
-class Shown(TypedDict, total=False):
-    """The fields of a greeting that let one in."""
+class GreetingProof(TypedDict, total=False):
+    """The fields of a greeting that prove who the node is."""
 
     ticket: bytes
     credential: bytes
 
 
-class Pass:
-    """One node's ticket, and what it brought. Whoever does not keep it comes by its ticket each time."""
+class NodePass:
+    """One node's ticket and credential. With `keeps` the credential is stored for the next time."""
 
     def __init__(self, ticket: Ticket, *, keeps: bool = True) -> None:
         self.ticket = ticket
@@ -40,7 +43,7 @@ class Pass:
         self._credential = self._place.load() if self._place is not None else None
 
     def greeting(self, name: str, run: str, device: torch.device) -> Hello:
-        """The first words of a node that computes there, and would like to be called so."""
+        """Return the greeting of a node that computes on this device and asks for this name."""
         return Hello(
             protocol=PROTOCOL_VERSION,
             package=w5xde.__version__,
@@ -48,19 +51,19 @@ class Pass:
             run=run,
             device=str(device),
             torch=str(torch.__version__),
-            # Whoever computes elsewhere needs no turn on the cores.
+            # A node that computes on a GPU takes no turns on the machine's cores.
             machine=machine_name() if device.type == "cpu" else "",
             cores=core_count(),
-            **self.shown(),
+            **self._proof(),
         )
 
-    def shown(self) -> Shown:
+    def _proof(self) -> GreetingProof:
         if self._credential is not None:
             return {"credential": self._credential.node_id + self._credential.secret.reveal()}
         return {"ticket": self.ticket.id + self.ticket.secret.reveal()}
 
-    def granted(self, credential: bytes) -> str:
-        """Keep what we were given to come back with; returns why that did not work, if it did not."""
+    def keep(self, credential: bytes) -> str:
+        """Use this credential from now on, and store it; returns why that failed, or an empty text."""
         if len(credential) != NODE_ID_BYTES + CREDENTIAL_BYTES:
             return ""
         self._credential = Credential(credential[:NODE_ID_BYTES], Secret(credential[NODE_ID_BYTES:]))
@@ -68,12 +71,12 @@ class Pass:
             if self._place is not None:
                 self._place.save(self._credential)
         except StorageError as error:
-            # Good until this process ends.
+            # Valid until this process ends.
             return error.what
         return ""
 
     def falls_back(self, code: str) -> bool:
-        """Whether we were refused for a credential that nobody knows: then the ticket may do."""
+        """Forget a credential that was refused as unknown; returns whether the ticket may be tried."""
         if code != _UNKNOWN or self._credential is None:
             return False
         self._credential = None

@@ -1,10 +1,10 @@
-"""Files that only their owner may read: made so, checked when read, replaced whole or not at all.
+"""Private files: only their owner can read them, and each is replaced whole or not at all.
 
     STATE/      $W5XDE_STATE, else $XDG_STATE_HOME/w5xde, else ~/.local/state/w5xde
       runs/       a coordinator's keys        nodes/   a node's credentials
 
-A key that others could read is no key any more, so wrong permissions are an error and nothing is mended in
-silence: whoever looked may have looked already.
+A key that others could read is no secret any more. So wrong permissions are an error and are never repaired
+in silence: somebody may have read the file already. Knows no keys and no formats.
 """
 
 from __future__ import annotations
@@ -13,33 +13,34 @@ import contextlib
 import errno
 import os
 import stat
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from w5xde.errors import StorageError
 from w5xde.runs import STATE_VARIABLE
+from w5xde.runtime.system.file_lock import try_lock
 
 HAS_MODES = os.name == "posix"
+# Several times a register with as many tickets and nodes as it may have.
 BYTES_MAX = 32 * 1024 * 1024
-# A change takes milliseconds; who holds a lock longer has been stopped, and must not stop us as well.
+# A change takes milliseconds; a process that holds a lock longer was stopped, and must not stop this one too.
 LOCK_SECONDS = 5.0
 _LOCK_POLL_SECONDS = 0.01
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where this user's keys and credentials are: not in run folders, which are copied and shared."""
+    """Return the folder of this user's keys and credentials; run folders are copied and shared."""
     if named := environ.get(STATE_VARIABLE):
         return Path(named).expanduser()
     base = environ.get("XDG_STATE_HOME", "")
-    # The convention says that a relative path is to be ignored.
+    # The XDG specification says that a relative path must be ignored.
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".local/state") / "w5xde"
 
 
 def make_folder(base: Path, *names: str) -> Path:
-    """The folder of these names below the base, and all on the way; nobody else may look into them."""
+    """Make a folder below the base, and all between them, for their owner alone; returns it."""
     folder = base
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
@@ -50,20 +51,20 @@ def make_folder(base: Path, *names: str) -> Path:
                 sync_folder(folder.parent)
             _check(os.lstat(folder), folder, is_folder=True)
     except OSError as error:
-        raise _trouble(folder, error) from error
+        raise _storage_error(folder, error) from error
     return folder
 
 
 def read(file: Path) -> bytes:
-    """All of a private file. FileNotFoundError if there is none; StorageError if it is not private."""
+    """Return a private file. Raises FileNotFoundError, or StorageError if others can read it."""
     try:
         handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC | _NO_FOLLOW)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise _trouble(file, error) from error
+        raise _storage_error(file, error) from error
     with os.fdopen(handle, "rb") as opened:
-        # Of what is open, not of what the name means by now.
+        # Check the open file: the name may mean another one by now.
         _check(os.fstat(handle), file, is_folder=False)
         data = opened.read(BYTES_MAX + 1)
     if len(data) > BYTES_MAX:
@@ -72,13 +73,13 @@ def read(file: Path) -> bytes:
 
 
 def replace(file: Path, data: bytes) -> None:
-    """Put this in place of a file, or where there is none: whole or not at all, and synced.
+    """Write a file, or replace it, whole or not at all, and sync it.
 
-    One at a time: whoever writes a file holds the lock that belongs to it.
+    Callers hold the lock that belongs to the file, so that only one process writes it.
     """
     aside = file.with_name(f".{file.name}.new")
     try:
-        # Of one who was killed half-way.
+        # Left by a process that was killed while writing.
         aside.unlink(missing_ok=True)
         handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | _NO_FOLLOW, 0o600)
         try:
@@ -92,7 +93,7 @@ def replace(file: Path, data: bytes) -> None:
             raise
         sync_folder(file.parent)
     except OSError as error:
-        raise _trouble(file, error) from error
+        raise _storage_error(file, error) from error
 
 
 def remove(file: Path) -> None:
@@ -100,12 +101,12 @@ def remove(file: Path) -> None:
         file.unlink(missing_ok=True)
         sync_folder(file.parent)
     except OSError as error:
-        raise _trouble(file, error) from error
+        raise _storage_error(file, error) from error
 
 
 def sync_folder(folder: Path) -> None:
     if not HAS_MODES:
-        return  # Windows keeps names by itself, and opens no folders
+        return  # Windows writes names by itself, and cannot open folders
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -115,7 +116,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(file: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
-    """Hold this lock file meanwhile; StorageError if another process does, for longer than this."""
+    """Hold a lock file. Raises StorageError if another process holds it for longer than this."""
     handle = hold(file, seconds)
     if handle is None:
         raise StorageError(
@@ -130,33 +131,18 @@ def locked(file: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
 
 
 def hold(file: Path, seconds: float = 0.0) -> int | None:
-    """Take a lock file and keep it until the handle is closed, or this process ends; None: it is taken."""
+    """Lock a file until the returned handle is closed or this process ends; None: another process has it."""
     try:
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | _NO_FOLLOW, 0o600)
     except OSError as error:
-        raise _trouble(file, error) from error
+        raise _storage_error(file, error) from error
     deadline = time.monotonic() + seconds
-    while not _try_lock(handle):
+    while not try_lock(handle):
         if time.monotonic() >= deadline:
             os.close(handle)
             return None
         time.sleep(_LOCK_POLL_SECONDS)
     return handle
-
-
-def _try_lock(handle: int) -> bool:
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def _check(found: os.stat_result, path: Path, *, is_folder: bool) -> None:
@@ -181,7 +167,7 @@ def _check(found: os.stat_result, path: Path, *, is_folder: bool) -> None:
         )
 
 
-def _trouble(path: Path, error: OSError) -> StorageError:
+def _storage_error(path: Path, error: OSError) -> StorageError:
     if error.errno == errno.ELOOP:
         return StorageError(f"{path} is a link", code="W5-410", fix="put the file itself there")
     return StorageError(

@@ -1,6 +1,6 @@
-"""What the register of a run holds: tickets, the nodes that came by them, and where they come in. Plain data.
+"""The rows of a run's register: its tickets, the nodes that came with them, and the addresses of the run.
 
-Knows no files, no locks and no secrets: of these only hashes.
+Plain data. Knows no files and no locks, and of secrets only their hashes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ State = Literal["good", "expired", "revoked", "used up"]
 
 
 class TicketRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A ticket that was handed out."""
+    """A ticket that was issued."""
 
     id: Id
     sha256: Digest
@@ -28,7 +28,7 @@ class TicketRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     made_at: float
     # 0: never.
     expires_at: int
-    # How many nodes may come by it; 0: any number.
+    # How many nodes may join with it; 0: any number.
     uses_max: int
     uses: int = 0
     revoked_at: float | None = None
@@ -41,22 +41,23 @@ class TicketRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "used up" if self.uses_max and self.uses >= self.uses_max else "good"
 
 
-class NodeRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node that came by a ticket, and may come back with the credential it got."""
+class RegisteredNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node that came with a ticket, and may come back with the credential that it got."""
 
     id: Id
     sha256: Digest
+    # Its name in the run, which users see. Registers of earlier versions have the name that it asked for.
     name: str
     ticket: Id
     joined_at: float
-    # Where it first came from, as the door's limits see it; empty: nobody knows.
+    # Where it first came from, as `control/pool/connection_limits.py` groups addresses; empty: unknown.
     address: str = ""
-    # Why it may not come back.
+    # Why it may not come back; None: it may.
     banned: str | None = None
 
 
 class Entrance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where nodes come in and how they know that it is us: what every ticket of the run says."""
+    """What every ticket of the run says: its addresses, and how nodes recognise the coordinator."""
 
     addresses: tuple[tuple[str, int], ...]
     # Hexadecimal; empty where nothing is pinned.
@@ -65,31 +66,37 @@ class Entrance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_pki: bool = False
 
 
-class Book(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RegisterRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that the register holds."""
+
     format: int = FORMAT
     entrance: Entrance | None = None
     tickets: dict[Id, TicketRow] = {}
-    nodes: dict[Id, NodeRow] = {}
+    nodes: dict[Id, RegisteredNode] = {}
 
+    def with_ticket(self, ticket: TicketRow) -> RegisterRows:
+        return msgspec.structs.replace(self, tickets={**self.tickets, ticket.id: ticket})
 
-def encode(book: Book) -> bytes:
-    return seal(msgspec.json.encode(book))[0] + b"\n"
+    def with_nodes(self, nodes: Iterable[RegisteredNode]) -> RegisterRows:
+        return msgspec.structs.replace(self, nodes={**self.nodes, **{node.id: node for node in nodes}})
 
+    def with_ban(self, nodes: Iterable[RegisteredNode], reason: str | None) -> RegisterRows:
+        """These nodes may not come back, for this reason; None: they may again."""
+        return self.with_nodes(msgspec.structs.replace(node, banned=reason) for node in nodes)
 
-def decode(data: bytes) -> Book:
-    if not data.endswith(b"\n"):
-        raise Damaged("it is cut short")
-    content, _ = unseal(data[:-1])
-    try:
-        book = msgspec.json.decode(content, type=Book)
-    except (msgspec.DecodeError, RecursionError):
-        raise Damaged("it makes no sense") from None
-    if book.format != FORMAT:
-        raise Damaged(f"its format is {book.format}; this w5xde reads {FORMAT}")
-    return book
+    def encode(self) -> bytes:
+        return seal(msgspec.json.encode(self))[0] + b"\n"
 
-
-def banned(book: Book, rows: Iterable[NodeRow], reason: str | None) -> Book:
-    """These may not come back, and why; None: they may again."""
-    changed = {row.id: msgspec.structs.replace(row, banned=reason) for row in rows}
-    return msgspec.structs.replace(book, nodes={**book.nodes, **changed})
+    @classmethod
+    def decode(cls, data: bytes) -> RegisterRows:
+        """Read what `encode` wrote; raises Damaged if it is anything else."""
+        if not data.endswith(b"\n"):
+            raise Damaged("it is cut short")
+        content, _ = unseal(data[:-1])
+        try:
+            rows = msgspec.json.decode(content, type=cls)
+        except (msgspec.DecodeError, RecursionError):
+            raise Damaged("it makes no sense") from None
+        if rows.format != FORMAT:
+            raise Damaged(f"its format is {rows.format}; this w5xde reads {FORMAT}")
+        return rows

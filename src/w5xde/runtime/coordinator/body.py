@@ -1,9 +1,6 @@
-"""The coordinator's body: sockets, learner and loader around the core that decides.
+"""The coordinator: fills the ports of the update pipeline with sockets, threads and tensors, and runs it.
 
-    for effect in core.handle(event, now): perform(effect)
-
-Small models are folded and stepped right here on the loop; large ones on a thread of their own, in the
-same order. Holds no rule: what is lent, admitted or given up is `control`'s to say.
+Starts and ends a run, ticks, evaluates, and tells views and callbacks. Decides nothing: the core does.
 """
 
 from __future__ import annotations
@@ -28,28 +25,26 @@ from w5xde.learn.step.checkpoint import model_file
 from w5xde.runtime.coordinator import setup as begin
 from w5xde.runtime.coordinator.ending import keep_last
 from w5xde.runtime.coordinator.evaluator import Evaluator
-from w5xde.runtime.coordinator.lending import LendingDesk
 from w5xde.runtime.coordinator.loader import Loader
-from w5xde.runtime.coordinator.parameters import Snapshots
+from w5xde.runtime.coordinator.parameters import ParameterEncoder
 from w5xde.runtime.coordinator.peer import Peer
-from w5xde.runtime.coordinator.recheck import Verifier
-from w5xde.runtime.coordinator.steps import Applied, StepOwner, Stepping
-from w5xde.runtime.coordinator.updates import Intake
-from w5xde.runtime.durable.journal import Keeper
+from w5xde.runtime.coordinator.pipeline import Pipeline
+from w5xde.runtime.coordinator.ports import ModelPorts, Ports
+from w5xde.runtime.coordinator.recheck import Recheck
+from w5xde.runtime.coordinator.steps import Applied
+from w5xde.runtime.coordinator.updates import ARRIVING_PART, Updates
+from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.resume import Restored
-from w5xde.runtime.durable.run_folder import Recorder
+from w5xde.runtime.durable.run_folder import RunFolder
 from w5xde.runtime.net.listener import Door
 from w5xde.runtime.system.actor import Actor
+from w5xde.runtime.system.memory import available_bytes
 from w5xde.runtime.telemetry.callback_runner import CallbackRunner
 from w5xde.runtime.telemetry.meters import Meters
 from w5xde.runtime.telemetry.sampler import Sampler
 from w5xde.runtime.telemetry.status import RunStatus
 
-# Below this an update is folded on the loop: it costs less than handing it to a thread.
-INLINE_VECTOR_BYTES = 256 * 1024
 METRICS_SECONDS = 1.0
-# What is decided for the learner, and done together if it comes together.
-LEARNERS = (ev.Fold, ev.Step, ev.SetAside, ev.Reopen)
 EVENTS_KEPT = 200
 # How long a second Ctrl-C waits for a checkpoint that is being written.
 IMPATIENCE_SECONDS = 3.0
@@ -62,8 +57,8 @@ class Coordinator:
         self,
         prepared: Prepared,
         settings: Settings,
-        recorder: Recorder,
-        keeper: Keeper,
+        recorder: RunFolder,
+        keeper: Journal,
         restored: Restored | None = None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
@@ -77,12 +72,11 @@ class Coordinator:
         self._is_whole = True
         cut = restored.cut if restored is not None else None
         self._core = begin.build_core(prepared, settings, keeper.life, cut)
-        self._loader = Loader(prepared.source, settings, begin.start_of(self._core.plan))
-        self._receiver = begin.receiver_of(self._learner, settings)
-        self._reception = begin.open_reception(
-            self, prepared, settings, recorder, keeper.life, self._receiver
-        )
-        self.entry = self._reception.entry
+        self._view = self._core.view
+        self._loader = Loader(prepared.source, settings, begin.start_of(self._view.plan))
+        self._reader = begin.build_reader(self._learner, settings)
+        self._peers = begin.open_reception(self, prepared, settings, recorder, keeper.life, self._reader)
+        self.entry = self._peers.entry
         self._parameters = sum(tensor.numel() for tensor in self._learner.flat.module.parameters())
         recorder.watch(self._storage_note)
         self.meters = Meters()
@@ -91,9 +85,6 @@ class Coordinator:
         # The newest events, for views: (the loop's time, kind, sentence).
         self.recent_events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS_KEPT)
         self.address = ""
-        self._events: deque[ev.Event] = deque()
-        self._is_dispatching = False
-        self._untold: deque[list[Applied]] = deque()
         self._finish: ev.Finish | None = None
         self._seconds = 0.0
 
@@ -108,12 +99,13 @@ class Coordinator:
         self._next_beat = self._next_row = self._loop.time()
         # Nobody who dials now is heard before we wait for something again.
         before = self._recorder.facts.get("port")
-        door = await begin.listen_again(self._reception, self._settings, before, self._storage_note)
+        door = await begin.listen_again(self._peers, self._settings, before, self._storage_note)
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
         try:
             host, port = door.address
-            self._recorder.manifest({"port": port})
             begin.open_ledger(self._keeper, self._recorder, self._settings, self._core, self._restored)
+            # After the ledger: a life in the manifest that the ledger does not know proves a loss.
+            self._recorder.manifest({"port": port, "life": self._keeper.life})
             for kind, text in begin.words_of(self._prepared, self._restored, self._core, self._keeper.life):
                 self._say(kind, text)
             self.address = f"{host}:{port}"
@@ -132,70 +124,44 @@ class Coordinator:
             raise TrainingError.because(self._finish.error)
 
     def _assemble(self) -> None:
-        """Everybody who works for us, and who performs which effect."""
-        inline = self._learner.vector_bytes <= INLINE_VECTOR_BYTES
+        """Fill the ports, and everything around the pipeline."""
         self._actor = Actor(
             "w5xde-learner",
-            self._learner_broke,
-            inline=inline,
+            self.learner_broke,
+            inline=self._learner.route.is_inline,
             prepare=lambda: use_threads(self._settings.threads),
         )
-        self._verifier = Verifier(
-            self._prepared, self._settings, self._actor, self._core.leases.holds, self._broke, self.dispatch
-        )
-        self._desk = LendingDesk(
-            self._reception,
-            self._loader,
-            Snapshots(self._learner, self._settings.directions.down, self._loop.time),
-            self._actor,
-            self._core.leases,
-            self.meters,
-            dropped=lambda node, lease: self.dispatch(ev.Dropped(node, lease)),
-            sent=self._verifier.sent,
-        )
-        owner = StepOwner(
-            cut=lambda: self._core.cut(self._loop.time()),
-            applied=self._applied,
-            undone=self.dispatch,
-            reopened=self._reopened,
-            failed=self._learner_broke,
-        )
-        self._stepping = Stepping(
-            self._learner, self._actor, self._keeper, self._loader, self.meters, owner, self._prepared.robust
-        )
-        self.intake = Intake(
-            self._core,
-            self._reception,
-            self._learner,
-            self._actor,
-            self.meters,
+        self._recheck = Recheck(
+            self._prepared,
+            self._settings,
+            lambda lease: self._view.lease(lease) is not None,
+            self._broke,
             self.dispatch,
-            self._receiver,
-            self._stepping,
         )
+        parameters = ParameterEncoder(self._learner, self._settings.directions.down, self._loop.time)
+        ports = Ports(
+            clock=self._loop.time,
+            tasks=self._actor,
+            peers=self._peers,
+            batches=self._loader,
+            model=ModelPorts(self._learner, self._prepared.sums, self._reader, parameters),
+            verifier=self._recheck,
+        )
+        budget_bytes = available_bytes() * ARRIVING_PART
+        self._pipeline = Pipeline(self._core, self._keeper, ports, self.meters, self, budget_bytes)
         self._writer = Actor("w5xde-keeper", self._broke, inline=False)
         self._accountant = Sampler(
-            self.meters, self._reception.traffic, self._writer, lambda: self._core.progress
+            self.meters, self._peers.traffic, self._writer, lambda: self._view.progress
         )
         self._evaluator = Evaluator(self._prepared, self._evaluated, self._evaluation_failed)
         self._keeper.start(self._actor, self._writer, self.dispatch, self._storage_note)
-        self._perform: dict[type, Callable[[Any], None]] = {
-            ev.Assign: lambda effect: self._desk.lend(effect.node, effect.leases, effect.verify),
-            ev.Verify: lambda effect: self._verifier.verify(effect, self._stepping.answer_to),
-            ev.Cancel: lambda effect: self._desk.cancel(effect.node, effect.leases),
-            ev.Expire: lambda effect: None,
-            ev.Reject: self.intake.reject,
-            ev.Fold: self._stepping.fold,
-            ev.SetAside: self._stepping.set_aside,
-            ev.Step: self._stepping.step,
-            ev.Reopen: self._stepping.reopen,
-            ev.Save: self._save,
-            ev.Evaluate: lambda effect: self._evaluator.measure(self._actor),
-            ev.Close: self._close,
-            ev.Ban: lambda effect: self._reception.ban(effect.node, effect.reason),
-            ev.Note: self._note,
-            ev.Finish: self._finished,
-        }
+
+    def dispatch(self, event: ev.Event) -> None:
+        self._pipeline.dispatch(event)
+
+    @property
+    def updates(self) -> Updates:
+        return self._pipeline.updates
 
     async def _part(self, door: Door) -> None:
         # Nothing else writes when the end is written; but one who wants to stop now is not kept waiting.
@@ -205,11 +171,11 @@ class Coordinator:
         self._ticker.cancel()
         self._seconds = self.seconds()
         self._accountant.count(self._loop.time())
-        await self._reception.close(self.reason or "stopped")
+        await self._peers.close(self.reason or "stopped")
         door.close()
         self._loader.stop()
         self._actor.stop()
-        self._verifier.stop()
+        self._recheck.stop()
         self._writer.stop()
         self._evaluator.stop()
 
@@ -226,52 +192,29 @@ class Coordinator:
         return self._finish is not None
 
     @property
-    def has_nodes(self) -> bool:
-        return len(self._reception) > 0
+    def connected(self) -> dict[str, bool]:
+        """Every connected node that has a name, and whether it is ready."""
+        return {peer.name: peer.is_ready for peer in self._peers}
 
     @property
     def reason(self) -> str:
         """Why the run ended."""
         return (self._finish.error or self._finish.reason) if self._finish is not None else ""
 
-    def dispatch(self, event: ev.Event) -> None:
-        """The whole main loop: decide, then do. What doing causes waits for its turn."""
-        self._events.append(event)
-        if self._is_dispatching:
-            return
-        self._is_dispatching = True
-        try:
-            while self._events:
-                event = self._events.popleft()
-                effects = self._core.handle(event, self._loop.time())
-                # Written down before it is done.
-                self._keeper.saw(event, effects)
-                for effect in effects:
-                    if type(effect) not in LEARNERS:
-                        self._stepping.flush()
-                    self._perform[type(effect)](effect)
-                self._stepping.flush()
-                if isinstance(event, ev.Stepped):
-                    # Now that they count: whoever is told may ask how far we are.
-                    applied = [(each.step.version, each.losses) for each in self._untold.popleft()]
-                    self._audience.steps(applied, self.status)
-        finally:
-            self._is_dispatching = False
-
     def _tick(self) -> None:
         now = self._loop.time()
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
-        self.dispatch(ev.Ticked(self._accountant.machine, self._accountant.load(now)))
-        self._reception.tick(now)
-        self.intake.arrivals.tick()
+        heard = self._peers.take_heard()
+        self.dispatch(ev.Ticked(self._accountant.machine, self._accountant.load(now), heard))
+        self._peers.tick(now)
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
-            self._reception.beat()
-            self._reception.hurry(now)
+            self._peers.beat()
+            self._peers.hurry(now)
         self._keeper.tick(now)
         self._accountant.count(now)
         self._accountant.weigh(now)
-        if now >= self._next_row and self._core.started_at is not None:
+        if now >= self._next_row and self._view.has_started:
             self._next_row = now + METRICS_SECONDS
             self._recorder.metrics(self.status().row())
 
@@ -284,33 +227,27 @@ class Coordinator:
         self.dispatch(ev.Joined(peer.name, peer.machine, slots, peer.guess_seconds))
         self._audience.tell(lambda callback: callback.on_node_join(self.status(), peer.name))
 
-    def heard_from(self, peer: Peer) -> None:
-        self._core.members.heard(peer.name, self._loop.time())
-
     def left(self, peer: Peer, reason: str) -> None:
         self.meters.node(peer.name).state = "gone"
         self.dispatch(ev.Left(peer.name, reason))
         self._audience.tell(lambda callback: callback.on_node_leave(self.status(), peer.name, reason))
 
-    def _close(self, effect: ev.Close) -> None:
+    def close(self, effect: ev.Close) -> None:
         # A node that was only silent is not told to go: it may wake up, and will come back.
-        peer = self._reception.get(effect.node)
+        peer = self._peers.get(effect.node)
         if peer is not None:
-            self._reception.turn_out(peer, effect.reason, abruptly=not effect.for_good)
+            self._peers.evict(peer, effect.reason, abruptly=not effect.for_good)
+
+    def ban(self, effect: ev.Ban) -> None:
+        self._peers.ban(effect.node, effect.reason)
 
     # --- steps ------------------------------------------------------------------------------------
 
-    def _applied(self, applied: list[Applied]) -> None:
-        self._untold.append(applied)
-        steps = [each.step.plan.index for each in applied]
-        self.dispatch(ev.Stepped(steps, durable=all(each.is_durable for each in applied)))
+    def stepped(self, applied: list[Applied]) -> None:
+        self._audience.steps([(each.step.version, each.losses) for each in applied], self.status)
 
-    def _reopened(self, step: int) -> None:
-        self._desk.rewind()
-        self.intake.arrivals.reopened(step)
-
-    def _save(self, effect: ev.Save) -> None:
-        self._keeper.save(effect.cut, self.meters.kept(), self._loop.time())
+    def evaluate(self, effect: ev.Evaluate) -> None:
+        self._evaluator.measure(self._actor)
 
     def _our_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception nobody expected: stop loudly rather than train on with who knows what."""
@@ -319,7 +256,7 @@ class Coordinator:
         loop.default_exception_handler(context)
         self._broke(context.get("exception") or RuntimeError(context["message"]))
 
-    def _learner_broke(self, error: BaseException) -> None:
+    def learner_broke(self, error: BaseException) -> None:
         # Half a step may have been applied: what the learner holds now is not to be kept.
         self._is_whole = False
         self.dispatch(ev.Broke(f"{begin.words_for(error)}; {self._keeper.store.last_good}"))
@@ -340,27 +277,27 @@ class Coordinator:
 
     # --- telling ----------------------------------------------------------------------------------
 
-    def _note(self, effect: ev.Note) -> None:
+    def note(self, effect: ev.Note) -> None:
         self.recent_events.append((time.monotonic(), effect.kind, effect.text))
 
     def _say(self, kind: str, text: str, **facts: Any) -> None:
         """A note of our own: the core's are in the ledger already."""
-        self._note(ev.Note(kind, text))
+        self.note(ev.Note(kind, text))
         self._keeper.record({"kind": kind, "text": text, **facts})
 
     def _storage_note(self, text: str) -> None:
         self._say("storage", text)
 
-    def _finished(self, effect: ev.Finish) -> None:
+    def finish(self, effect: ev.Finish) -> None:
         self._finish = effect
         self._over.set()
-        self._note(ev.Note("finished", f"training ended: {effect.error or effect.reason}"))
+        self.note(ev.Note("finished", f"training ended: {effect.error or effect.reason}"))
 
     def seconds(self) -> float:
         """How long training has gone on, since the first batch was lent, in all lives."""
-        return self._seconds or self._core.seconds(self._loop.time())
+        return self._seconds or self._view.seconds(self._loop.time())
 
-    def note(self, kind: str, text: str, node: str) -> None:
+    def say(self, kind: str, text: str, node: str) -> None:
         self._say(kind, text, node=node)
 
     def status(self) -> RunStatus:
@@ -369,10 +306,10 @@ class Coordinator:
             address=self.address,
             parameters=self._parameters,
             settings=self._settings,
-            progress=self._core.progress,
-            steps_total=self._core.plan.steps_total,
+            progress=self._view.progress,
+            steps_total=self._view.plan.steps_total,
             seconds=self.seconds(),
-            batches_relent=self._core.mode.batches_relent,
+            batches_relent=self._view.batches_relent,
         )
 
     # --- the end ----------------------------------------------------------------------------------
@@ -388,7 +325,7 @@ class Coordinator:
         if self.is_over:
             self._evaluator.measure_last()
         status = self.status()
-        summary = self.meters.summary(status, self._learner.weights_sha256(), self._core.accounts.aside)
+        summary = self.meters.summary(status, self._learner.weights_sha256(), self._view.accounts.aside)
         self._recorder.metrics(status.row())
         wrong = self._finish.error if self._finish is not None else "interrupted"
         self._keeper.stop({"kind": "stop", "reason": self.reason, "error": wrong})

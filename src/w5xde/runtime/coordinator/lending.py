@@ -1,106 +1,107 @@
-"""The lending desk: turns leases into messages, with their batches and the parameters they need.
+"""Lending: sends leases to nodes, with their batches and the parameters they need.
 
-A lease waits here until its batches are read; parameters are sent once for each version and node.
+A lease waits here until its batches are read; parameters are sent once for each version and node. Decides
+nothing: the core says which lease goes to which node.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
-from w5xde.control.steps.leases import Lease, Leases
+from w5xde.control import events as ev
+from w5xde.control.steps.leases import Lease
+from w5xde.control.view import CoreView
 from w5xde.learn.data.payload import Packed
+from w5xde.learn.data.sources import Key
 from w5xde.messages import Batch, Cancel, Loan, Params, Work
-from w5xde.runtime.coordinator.loader import Loader
-from w5xde.runtime.coordinator.parameters import Snapshot, Snapshots
-from w5xde.runtime.coordinator.peer import Peer
-from w5xde.runtime.coordinator.peers import Reception
-from w5xde.runtime.system.actor import Actor
+from w5xde.runtime.coordinator.peer import Peer, SentWork
+from w5xde.runtime.coordinator.ports import Ports, Snapshot
 from w5xde.runtime.telemetry.meters import Meters
 
-Batches = dict[tuple[int, int], Packed]
+PackedBatches = dict[Key, Packed]
 
 
-class LendingDesk:
-    """Sends work to nodes. `dropped(node, lease)` tells of what could not be, or need not be, sent."""
+class Lending:
+    """Sends work. The core hears `Dropped` of a lease that could not be, or need not be, sent."""
 
     def __init__(
-        self,
-        reception: Reception,
-        loader: Loader,
-        snapshots: Snapshots,
-        actor: Actor,
-        leases: Leases,
-        meters: Meters,
-        dropped: Callable[[str, int], None],
-        sent: Callable[[Peer, Lease, list[Packed]], None],
+        self, ports: Ports, view: CoreView, meters: Meters, dispatch: Callable[[ev.Event], None]
     ) -> None:
-        self._reception = reception
-        self._loader = loader
-        self._actor = actor
+        self._ports = ports
+        self._view = view
         self._meters = meters
-        self._leases = leases
-        self._dropped = dropped
-        self._sent = sent
+        self._dispatch = dispatch
         self._to_verify: set[int] = set()
-        self._loop = asyncio.get_running_loop()
-        self._snapshots = snapshots
 
-    def lend(self, node: str, leases: list[Lease], verify: list[int]) -> None:
-        """Send these leases together, as soon as their batches are there; some are to be verified."""
-        self._to_verify.update(verify)
-        peer = self._reception.get(node)
+    def lend(self, effect: ev.Assign) -> None:
+        """Send these leases together, as soon as their batches are there."""
+        self._to_verify.update(effect.verify)
+        leases, peer = effect.leases, self._ports.peers.get(effect.node)
         if peer is None:
             for lease in leases:
-                self._dropped(node, lease.id)
+                self._dispatch(ev.Dropped(effect.node, lease.id))
             return
         keys = [key for lease in leases for key in lease.step.keys[lease.span.start : lease.span.stop]]
-        found: Batches = self._loader.at_once(keys) or {}
+        found: PackedBatches = self._ports.batches.at_once(keys) or {}
         if found:
-            self._send_params(peer, leases, found)
+            self._send_parameters(peer, leases, found)
             return
 
-        def arrived(key: tuple[int, int], packed: Packed) -> None:
+        def arrived(key: Key, packed: Packed) -> None:
             found[key] = packed
             if len(found) == len(keys):
-                self._send_params(peer, leases, found)
+                self._send_parameters(peer, leases, found)
 
         for key in keys:
-            self._loader.get(key, lambda packed, key=key: arrived(key, packed))  # type: ignore[misc]
+            self._ports.batches.get(key, lambda packed, key=key: arrived(key, packed))  # type: ignore[misc]
+
+    def cancel(self, effect: ev.Cancel) -> None:
+        peer = self._ports.peers.get(effect.node)
+        if peer is not None:
+            peer.connection.send(Cancel(effect.leases))
 
     def rewind(self) -> None:
-        """Versions that were to come will be others: what is on its way to nodes is what they have."""
-        for peer in self._reception:
+        """A step was rolled back: versions that were asked for and not sent will never exist."""
+        for peer in self._ports.peers:
             peer.version_asked = peer.version
 
-    def cancel(self, node: str, leases: list[int]) -> None:
-        peer = self._reception.get(node)
-        if peer is not None:
-            peer.connection.send(Cancel(leases))
-
-    def _send_params(self, peer: Peer, leases: list[Lease], found: Batches) -> None:
-        if peer.version_asked >= leases[0].version:
-            # Even then the work waits its turn, so that it never overtakes its parameters.
-            self._actor.call(lambda: None, lambda _: self._send_work(peer, leases, found))
+    def _send_parameters(self, peer: Peer, leases: list[Lease], found: PackedBatches) -> None:
+        tasks, parameters = self._ports.tasks, self._ports.model.parameters
+        is_chosen = not self._to_verify.isdisjoint(lease.id for lease in leases)
+        if peer.version_asked >= leases[0].version and not is_chosen:
+            # The work waits its turn all the same, so that it never overtakes its parameters.
+            tasks.call(lambda: None, lambda _: self._send_work(peer, leases, found))
             return
         whole = peer.version_asked < 0
-        peer.version_asked = leases[0].version
+        peer.version_asked = max(peer.version_asked, leases[0].version)
 
-        def send(made: Snapshot) -> None:
-            peer.version = made.version
-            peer.version_asked = max(peer.version_asked, peer.version)
-            self._meters.node(peer.name).moved_vectors(made.raw_bytes, made.encoded_bytes)
-            peer.connection.send(Params(peer.version, whole, made.codec), made.pieces, made.sent, hold=True)
+        def make() -> tuple[Snapshot, memoryview | None]:
+            # An answer is verified on the very parameters that the node has.
+            kept = parameters.whole_copy() if is_chosen else None
+            return parameters.get(peer, whole=whole), kept
+
+        def send(made: tuple[Snapshot, memoryview | None]) -> None:
+            snapshot, kept = made
+            if peer.version != snapshot.version:
+                peer.version = snapshot.version
+                peer.version_asked = max(peer.version_asked, peer.version)
+                self._meters.node(peer.name).moved_vectors(snapshot.raw_bytes, snapshot.encoded_bytes)
+                message = Params(peer.version, whole, snapshot.codec)
+                peer.connection.send(message, snapshot.pieces, snapshot.sent, hold=True)
+            elif snapshot.sent is not None:
+                snapshot.sent()
+            if kept is not None:
+                self._ports.verifier.keep(snapshot.version, kept)
             self._send_work(peer, leases, found)
 
-        self._actor.call(lambda: self._snapshots.get(peer, whole=whole), send)
+        tasks.call(make, send)
 
-    def _send_work(self, peer: Peer, leases: list[Lease], found: Batches) -> None:
-        # Reading the batches may have taken time: what nobody needs any more is not sent.
-        wanted = [lease for lease in leases if self._leases.holds(lease.id)]
+    def _send_work(self, peer: Peer, leases: list[Lease], found: PackedBatches) -> None:
+        # Reading the batches may have taken time: a lease that ended meanwhile is not sent.
+        wanted = [lease for lease in leases if self._view.lease(lease.id) is not None]
         for lease in leases:
             if lease not in wanted:
-                self._dropped(peer.name, lease.id)
+                self._dispatch(ev.Dropped(peer.name, lease.id))
         if not wanted or peer.is_gone:
             self._to_verify.difference_update(lease.id for lease in leases)
             return
@@ -117,11 +118,11 @@ class LendingDesk:
                 at += packed.body_bytes
             if lease.id in self._to_verify:
                 self._to_verify.discard(lease.id)
-                self._sent(peer, lease, [found[key] for key in step.keys[start:stop]])
+                self._ports.verifier.sent(peer.version, lease, [found[key] for key in step.keys[start:stop]])
             place = (step.epoch, start, stop, step.count, step.samples)
             loans.append(Loan(lease.id, *place, batches, step.apart))
         batch_count = sum([lease.span.count for lease in wanted])
         apart = {lease.id: lease.span.count if lease.step.apart else 0 for lease in wanted}
-        self._reception.allow_vectors(peer, sum([max(1, count) for count in apart.values()]))
-        peer.works.append((apart, batch_count, self._loop.time()))
+        self._ports.peers.allow_vectors(peer, sum([max(1, count) for count in apart.values()]))
+        peer.works.append(SentWork(apart, batch_count, self._ports.clock()))
         peer.connection.send(Work(peer.version, loans, peer.connection.link), pieces)

@@ -1,33 +1,21 @@
-"""Snapshots: the parameters of a version as they travel, made once for all nodes that want them alike."""
+"""Parameters: encodes the newest version for nodes, once for all nodes that use the same codec."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
 from w5xde.compression import AUTO, AUTO_LOSSY, NONE
-from w5xde.learn.codecs.pipeline import Pipeline, parse
+from w5xde.learn.codecs.pipeline import CodecPipeline, parse
 from w5xde.learn.codecs.sender import CodecSender, is_never_encoded
 from w5xde.learn.step.learner import Learner
 from w5xde.runtime.coordinator.peer import Peer
+from w5xde.runtime.coordinator.ports import Snapshot
 
 
-class Snapshot(NamedTuple):
-    """One version, encoded; the pieces stay as they are."""
-
-    version: int
-    codec: str
-    pieces: list[memoryview]
-    raw_bytes: int
-    encoded_bytes: int
-    # To be called when the pieces are sent.
-    sent: Callable[[], None] | None = None
-
-
-class Snapshots:
-    """Encodes versions; used only where the learner is."""
+class ParameterEncoder:
+    """Encodes versions; used only where the learner lives."""
 
     def __init__(self, learner: Learner, setting: str, clock: Callable[[], float]) -> None:
         self._learner = learner
@@ -58,6 +46,10 @@ class Snapshots:
             self._made[whole, pipeline.spec] = made
         return made
 
+    def whole_copy(self) -> memoryview:
+        """Every parameter and buffer of the newest version, as bytes that stay as they are."""
+        return self._learner.snapshot(whole=True)
+
     def _raw(self, *, whole: bool) -> Snapshot:
         version = self._learner.version
         reading = self._learner.read_state(whole=whole)
@@ -71,7 +63,7 @@ class Snapshots:
         count = self._learner.flat.byte_count(whole=whole)
         return self._learner.flat.state[:count].cpu()
 
-    def _pipeline(self, peer: Peer) -> Pipeline:
+    def _pipeline(self, peer: Peer) -> CodecPipeline:
         if peer.sender is None:
             groups = self._blueprint.moving_groups
             peer.sender = CodecSender(self._setting, "down", groups, peer.choice, self._clock)

@@ -1,106 +1,108 @@
-"""A peer: a node's connection, what was sent over it, and whether it keeps us waiting."""
+"""A peer: one node's connection, its identity, and the work that was sent over it. Decides nothing."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from w5xde.control.codec_choice import CodecChoice
+from w5xde.control.pool.patience import Patience, Signs
 from w5xde.learn.codecs.sender import CodecSender
-from w5xde.learn.step.incoming import Arrival
-from w5xde.messages import Update
-from w5xde.runtime.net.connection import Connection
+from w5xde.messages import Message, Update
+from w5xde.protocol.session import Session
+from w5xde.protocol.wire import Limits
 from w5xde.runtime.net.listener import Visit
 
-# Silence of a node that is known and not ready yet; strangers have so long in all.
-GREETING_SECONDS = 10.0
-# A ready node that takes nothing of what waits for it, or sends a frame more slowly than any link would.
-STUCK_SECONDS = 30.0
-SLOW_SECONDS, SLOW_BYTES_PER_SECOND = 15.0, 8 * 1024
+
+class Link(Protocol):
+    """What is used of a connection."""
+
+    limits: Limits
+    session: Session
+    # Bytes a second at which large bodies arrive; 0: none has yet.
+    link: float
+    # The code of the peer's fault, if it broke the protocol.
+    fault: str
+    bytes_sent: int
+    bytes_received: int
+
+    def send(
+        self,
+        message: Message,
+        pieces: Sequence[bytes | bytearray | memoryview] = (),
+        sent: Callable[[], None] | None = None,
+        *,
+        hold: bool = False,
+    ) -> None: ...
+    def go_on(self) -> None: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+
+    @property
+    def stuck_since(self) -> float | None: ...
+    @property
+    def frame_began(self) -> int | None: ...
 
 
-# Who keeps us waiting is looked at every two seconds; after a longer gap it was us who kept others waiting.
-NAP_SECONDS = 5.0
+class SentWork(NamedTuple):
+    """A Work message whose answers have not come."""
 
-
-class Watch:
-    """Since when we have looked at our peers without a gap."""
-
-    def __init__(self) -> None:
-        self._looked_at = self._awake_since = 0.0
-
-    def awake_since(self, now: float) -> float:
-        if now - self._looked_at > NAP_SECONDS:
-            # We were stopped, or busy with something else, and heard nobody meanwhile.
-            self._awake_since = now
-        self._looked_at = now
-        return self._awake_since
+    # For each lease how many of its batches are steps of their own; 0: one sum is sent for all.
+    leases: dict[int, int]
+    batches: int
+    sent_at: float
 
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """A node's connection, and what was sent over it."""
+    """One node, from its connection to its end."""
 
-    connection: Connection
+    connection: Link
     visit: Visit
     name: str = ""
-    # By which its credential is known; empty for nodes of our own, and before it has shown who it is.
+    # The id of its credential; empty for local nodes.
     node_id: bytes = b""
+    # It came only to look (`w5xde doctor`), and is never lent work.
     is_looking: bool = False
     device: str = ""
     machine: str = ""
     cores: int = 0
     welcomed_at: float = 0.0
+    heard_at: float = 0.0
     is_ready: bool = False
-    # What a batch may take it, by what it took to prove itself.
-    guess_seconds: float | None = None
     is_gone: bool = False
-    # The version it was last sent, and the newest that is on its way to it.
+    # How long a batch may take it, by the time its canary took.
+    guess_seconds: float | None = None
+    # The version it was last sent, and the newest that was asked for it.
     version: int = -1
     version_asked: int = -1
-    # Works on their way: (leases, and how many batches of each are apart; batches; when sent). Answers come
-    # in the same order.
-    works: deque[tuple[dict[int, int], int, float]] = field(default_factory=deque)
-    heard_at: float = 0.0
+    # Answers come in the order of these.
+    works: deque[SentWork] = field(default_factory=deque)
     answered_at: float = 0.0
+    # How many vectors its largest answer may have.
     frame_vectors: int = 1
-    # Where the large update goes that is arriving, and which that is; and whether we let it wait before.
-    arrival: Arrival | None = None
-    arrival_of: Update | None = None
-    is_kept_waiting: bool = False
-    # The frame that was arriving when we last looked: where it began, since when we look, how far it was.
-    frame_seen: tuple[int, float, int] | None = None
-    # How parameters are encoded for it, once that is worth thinking about.
+    # How parameters are encoded for it.
     sender: CodecSender | None = None
     choice: CodecChoice = field(default_factory=CodecChoice)
+    patience: Patience = field(default_factory=Patience)
 
-    def link(self, update: Update) -> float:
-        """Bytes a second at which we may expect what it sends; 0: nobody knows."""
-        # Before anything large has come from it, what it says of the other direction has to do.
+    def expected_link(self, update: Update) -> float:
+        """Bytes a second to expect from it; 0 if unknown."""
+        # Before anything large has come from it, the node's own measurement of the other direction must do.
         said = update.link if 0 < update.link < math.inf else 0.0
         return self.connection.link or said
 
     def complaint(self, now: float, awake_since: float) -> str:
-        """Why we part with it now; nothing if it keeps up. What was before we were awake does not count."""
-        if not self.is_ready and now - max(self.heard_at, awake_since) > GREETING_SECONDS:
-            return f"it said nothing for {GREETING_SECONDS:.0f} s"
-        stuck_since = self.connection.stuck_since
-        if stuck_since is not None and now - max(stuck_since, awake_since) > STUCK_SECONDS:
-            return f"it took nothing of what was sent to it for {STUCK_SECONDS:.0f} s"
-        if self._is_dawdling(now, awake_since):
-            return f"it sent less than {SLOW_BYTES_PER_SECOND} bytes a second for {SLOW_SECONDS:.0f} s"
-        return ""
-
-    def _is_dawdling(self, now: float, awake_since: float) -> bool:
-        """Whether one frame has been arriving for long, and hardly any of it came."""
-        began, received = self.connection.frame_began, self.connection.bytes_received
-        seen = self.frame_seen
-        if began is None:
-            self.frame_seen = None
-        elif seen is None or seen[0] != began or seen[1] < awake_since:
-            self.frame_seen = began, now, received
-        elif now - seen[1] >= SLOW_SECONDS:
-            self.frame_seen = began, now, received
-            return received - seen[2] < SLOW_BYTES_PER_SECOND * (now - seen[1])
-        return False
+        """Why to close its connection now, or nothing."""
+        connection = self.connection
+        signs = Signs(
+            self.is_ready,
+            self.heard_at,
+            connection.stuck_since,
+            connection.frame_began,
+            connection.bytes_received,
+        )
+        return self.patience.complaint(signs, now, awake_since)

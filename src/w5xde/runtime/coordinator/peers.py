@@ -1,7 +1,7 @@
-"""The reception: who comes, who is let in, and who goes. One door, one place that checks.
+"""Peers: all connections of a run, from their greeting to their end.
 
-Everything up to `Ready` happens here; afterwards the coordinator hears of a peer's updates and of its end.
-Until somebody has shown who it is, its greeting is all that is heard, and a refusal all that it is told.
+Everything up to `Ready` happens here; afterwards the pipeline receives a peer's updates. Before a node has
+proved its identity, only its greeting is read, and only a refusal is sent.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 
 import w5xde
 from w5xde.control.pool.connection_limits import Doorman
+from w5xde.control.pool.patience import Wakefulness
 from w5xde.errors import StorageError
-from w5xde.learn.model.buffers import POOLED_BYTES_MIN, Buffers
 from w5xde.messages import (
     PROTOCOL_VERSION,
     Beat,
@@ -32,23 +32,20 @@ from w5xde.messages import (
 )
 from w5xde.protocol.session import COORDINATOR
 from w5xde.protocol.wire import Body, Limits
-from w5xde.runtime.admission.gatekeeper import Admission, Entry
-from w5xde.runtime.admission.names import Guests
+from w5xde.runtime.admission.bans import Bans
+from w5xde.runtime.admission.gatekeeper import Admission, Gatekeeper
 from w5xde.runtime.admission.register import Refused
-from w5xde.runtime.coordinator.canary_check import Proving
-from w5xde.runtime.coordinator.gate import Gate
-from w5xde.runtime.coordinator.peer import Peer, Watch
+from w5xde.runtime.coordinator.canary_check import CanaryCheck
+from w5xde.runtime.coordinator.peer import Peer
+from w5xde.runtime.coordinator.updates import Updates
 from w5xde.runtime.net.connection import Connection, Owner
 from w5xde.runtime.net.listener import Visit
-from w5xde.runtime.system.memory import available_bytes
 from w5xde.runtime.telemetry.traffic import Traffic
 
 # What a node that works may say without any answers; the longest is a goodbye.
 WORDS_BYTES_MAX = 4096
 # What an answer says at most: a failure's text of 2,000 characters, and each entry that has no gradient.
 ANSWER_BYTES_MAX, ABSENT_BYTES_MAX = 9 * 1024, 5
-# All large updates that arrive at a time fit into this part of the memory that there was at the start.
-ARRIVING_PART = 0.25
 PARTING_SECONDS = 5.0
 # An aborted connection is gone after a turn of the loop; an accepted one has opened after three.
 ABORTING_SECONDS = 1.0
@@ -61,27 +58,17 @@ def update_limits(vectors: int, layout: Layout, vector_bytes_max: int) -> Limits
     return Limits(WORDS_BYTES_MAX + answer_bytes_max * vectors, vector_bytes_max * vectors)
 
 
-class Taker(Protocol):
-    """Who takes what peers that are ready send."""
-
-    def place_of(self, update: Update) -> tuple[int, ...]: ...
-    def expect(self, peer: Peer, update: Update, body_bytes: int) -> bool: ...
-    def updated(self, peer: Peer, update: Update, body: Body) -> None: ...
-    def broken_off(self, peer: Peer) -> None: ...
-
-
 class Host(Protocol):
-    """Whom the reception tells."""
+    """The coordinator, as far as its peers need it."""
 
     @property
-    def intake(self) -> Taker: ...
+    def updates(self) -> Updates: ...
     def joined(self, peer: Peer) -> None: ...
-    def heard_from(self, peer: Peer) -> None: ...
     def left(self, peer: Peer, reason: str) -> None: ...
-    def note(self, kind: str, text: str, node: str) -> None: ...
+    def say(self, kind: str, text: str, node: str) -> None: ...
 
 
-class Reception:
+class Peers:
     """All connections of a run."""
 
     def __init__(
@@ -91,8 +78,8 @@ class Reception:
         welcome: Welcome,
         vector_bytes_max: int,
         configure: Callable[[Any], None],
-        entry: Entry,
-        proving: Proving,
+        entry: Gatekeeper,
+        proving: CanaryCheck,
     ) -> None:
         self.entry = entry
         self.doorman = Doorman()
@@ -102,20 +89,20 @@ class Reception:
         self._proving = proving
         self._vector_bytes_max = vector_bytes_max
         self._configure = configure
-        self.buffers = Buffers()
-        self._gate = Gate(available_bytes() * ARRIVING_PART)
         self._peers: dict[str, Peer] = {}
         self._unnamed: set[Peer] = set()
         self.traffic = Traffic(self._everybody)
         self._is_closing = False
-        self._watch = Watch()
+        self._wakefulness = Wakefulness()
+        # When each ready peer was last heard, since these were last taken.
+        self._heard_at: dict[str, float] = {}
         self._open = 0
         self._all_gone = asyncio.Event()
-        self._guests = Guests(
+        self._bans = Bans(
             entry,
             lambda: list(self),
-            lambda peer, reason: None if self._is_closing else self.turn_out(peer, reason),
-            lambda kind, text: host.note(kind, text, ""),
+            lambda peer, reason: None if self._is_closing else self.evict(peer, reason),
+            lambda kind, text: host.say(kind, text, ""),
             lambda error: self.turned_away("the register", error.code, error.what),
         )
 
@@ -161,12 +148,10 @@ class Reception:
             self._heard(peer, message, body)
 
         def lost(connection: Connection, reason: str) -> None:
-            self._gate.done(connection, asyncio.get_running_loop().time())
             visit.over()
             # Who looks at our certificate goes without a word, and so does who looks for open ports.
             self.part(peer, reason if connection.bytes_received else "")
-            if peer.arrival is not None and not self._is_closing:
-                self._host.intake.broken_off(peer)
+            self._host.updates.lost(peer)
             self._open -= 1
             if not self._open:
                 self._all_gone.set()
@@ -177,51 +162,42 @@ class Reception:
             lost=lost,
             alive=lambda: self._noticed(peer),
             configure=self._configure,
-            place=lambda message, count: peer.arrival or self.buffers.take(count),
-            admit=lambda connection, message, count: self._admit(peer, message, count),
+            place=lambda message, count: self._host.updates.place(peer, count),
+            admit=lambda connection, message, count: (
+                not isinstance(message, Update) or self._host.updates.may_send(peer, message, count)
+            ),
         )
-        peer = Peer(Connection(COORDINATOR, owner), visit)
-        return peer.connection
+        connection = Connection(COORDINATOR, owner)
+        peer = Peer(connection, visit)
+        return connection
 
     def turned_away(self, address: str, kind: str, reason: str) -> None:
         """Somebody nobody knows had to go. Told once a minute for each address and kind, and counted."""
         if self.doorman.is_news(address, kind, asyncio.get_running_loop().time()):
-            self._host.note("turned away", f"{address} was turned away: {reason}", address)
-
-    def _admit(self, peer: Peer, message: Message, body_bytes: int) -> bool:
-        if not isinstance(message, Update) or body_bytes < POOLED_BYTES_MIN or peer.is_gone:
-            return True
-        intake, connection = self._host.intake, peer.connection
-
-        def enter() -> None:
-            if intake.expect(peer, message, body_bytes):
-                connection.go_on()
-
-        place, now = intake.place_of(message), asyncio.get_running_loop().time()
-        is_first = self._gate.ask(connection, place, body_bytes, now, peer.link(message), enter)
-        return is_first and intake.expect(peer, message, body_bytes)
+            self._host.say("turned away", f"{address} was turned away: {reason}", address)
 
     def tick(self, now: float) -> None:
-        """Let in who has waited long enough; nobody whom we keep waiting is called silent."""
-        self._gate.tick(now)
-        waiting = self._gate.waiting
-        for peer in self._peers.values():
-            if peer.is_kept_waiting or (waiting and peer.connection in waiting):
-                self._noticed(peer)
-        self._guests.refresh(now)
+        """Let uploads continue whose turn has come; a peer that must wait is not silent by its own fault."""
+        for peer in self._host.updates.tick(now):
+            self._noticed(peer)
+        self._bans.refresh(now)
+
+    def take_heard(self) -> dict[str, float]:
+        """When each ready peer was last heard, of those that were heard since the last call."""
+        heard, self._heard_at = self._heard_at, {}
+        return heard
 
     def hurry(self, now: float) -> None:
-        """Part with those who keep us waiting. Building a model may take long: nodes beat meanwhile."""
-        awake_since = self._watch.awake_since(now)
-        waiting = self._gate.waiting
+        """Cut connections that keep the coordinator waiting. A node that builds its model beats meanwhile."""
+        awake_since = self._wakefulness.awake_since(now)
         for peer in list(self._peers.values()):
-            is_waiting = peer.is_kept_waiting or peer.connection in waiting
+            is_waiting = self._host.updates.is_waiting(peer)
             complaint = "" if is_waiting else peer.complaint(now, awake_since)
             complaint = complaint or self._proving.complaint(peer, now, awake_since)
             if complaint:
                 self._cut(peer, complaint)
         for text in self.doorman.news(now):
-            self._host.note("turned away", text, "")
+            self._host.say("turned away", text, "")
 
     def _cut(self, peer: Peer, reason: str) -> None:
         self.part(peer, reason)
@@ -230,16 +206,11 @@ class Reception:
     def _noticed(self, peer: Peer) -> None:
         peer.heard_at = asyncio.get_running_loop().time()
         if peer.is_ready:
-            self._host.heard_from(peer)
+            self._heard_at[peer.name] = peer.heard_at
 
     def _heard(self, peer: Peer, message: Message, body: Body) -> None:
         if isinstance(message, Update):
-            # A small one may come while the next, a large one, is already waiting at the gate.
-            is_large = peer.arrival is not None or len(body) >= POOLED_BYTES_MIN
-            self._host.intake.updated(peer, message, body)
-            if is_large:
-                # Not before: the next one is added to this.
-                self._gate.done(peer.connection, peer.heard_at)
+            self._host.updates.received(peer, message, body)
         elif isinstance(message, Hello):
             self._greet(peer, message)
         elif isinstance(message, Ready):
@@ -253,12 +224,12 @@ class Reception:
             what = f"this node speaks protocol {hello.protocol}, the run needs {PROTOCOL_VERSION}"
             fix = f"install w5xde {w5xde.__version__} on both machines"
             self._refuse(peer, Refuse("W5-107", what, fix=fix))
-        elif self.entry.is_of_the_house(hello):
-            banned = self._guests.ban_of_the_house(hello.name)
+        elif self.entry.is_local_node(hello):
+            banned = self._bans.of_local_node(hello.name)
             if banned:
                 self._refuse(peer, Refuse("W5-114", f"this node is banned from the run: {banned}"))
             else:
-                self._welcome(peer, hello, Admission())
+                self._welcome(peer, hello, Admission(is_local=True))
         else:
             asked = self.entry.admit(hello, peer.visit.address)
             asked.add_done_callback(lambda done: self._admitted(peer, hello, done))
@@ -292,19 +263,19 @@ class Reception:
             what = f"the run here is {run}, not {hello.run}"
             self._refuse(peer, Refuse("W5-109", what, fix="join again by hand"))
             return
-        for other in list(self._peers.values()):
-            if admission.node_id and other.node_id == admission.node_id:
-                # If that is what is left of a broken connection, nobody hears it.
-                self.turn_out(other, "another node came with its credential: was the state folder copied?")
+        peer.name = self._bans.assign_name(hello, admission, self._peers)
+        if peer.name in self._peers:
+            # If that is what is left of a broken connection, nobody hears it.
+            copied = "another node came with its credential: was the state folder copied?"
+            self.evict(self._peers[peer.name], copied if admission.node_id else "it was started again")
         self._unnamed.discard(peer)
-        peer.name = self._guests.name_for(hello.name, admission.node_id, self._peers)
         peer.node_id, peer.is_looking = admission.node_id, hello.looks
         peer.device, peer.machine, peer.cores = hello.device, hello.machine, hello.cores
         peer.welcomed_at = asyncio.get_running_loop().time()
         self._peers[peer.name] = peer
         if admission.credential:
             ticket, node = admission.ticket_id.hex()[:8], admission.node_id.hex()
-            self._host.note("admitted", f"{peer.name} came by ticket {ticket}, and is node {node}", peer.name)
+            self._host.say("admitted", f"{peer.name} came by ticket {ticket}, and is node {node}", peer.name)
         peer.connection.limits = self._proving.limits
         canary, pieces = self._proving.canary(peer)
         own = {"name": peer.name, "credential": admission.credential, "canary": canary}
@@ -321,7 +292,7 @@ class Reception:
 
     def _refuse(self, peer: Peer, refusal: Refuse) -> None:
         if peer.name:
-            self._host.note("turned away", f"{peer.name} was refused: {refusal.what}", peer.name)
+            self._host.say("turned away", f"{peer.name} was refused: {refusal.what}", peer.name)
         else:
             self.turned_away(peer.visit.address, refusal.code, refusal.what)
         peer.connection.send(refusal)
@@ -342,7 +313,7 @@ class Reception:
         if peer.is_ready:
             self._host.left(peer, reason)
         elif peer.name:
-            self._host.note("turned away", f"{peer.name} did not join: {reason}", peer.name)
+            self._host.say("turned away", f"{peer.name} did not join: {reason}", peer.name)
         elif reason:
             self.turned_away(peer.visit.address, peer.connection.fault or "no greeting", reason)
 
@@ -352,7 +323,7 @@ class Reception:
             del self._peers[peer.name]
         self.traffic.gone(peer)
 
-    def turn_out(self, peer: Peer, reason: str, *, abruptly: bool = False) -> None:
+    def evict(self, peer: Peer, reason: str, *, abruptly: bool = False) -> None:
         """Part with a peer that misbehaved or fell silent."""
         if peer.connection.session.may_say(Bye) and not abruptly:
             peer.connection.send(Bye(reason[:4000], finished=False))
@@ -361,7 +332,7 @@ class Reception:
 
     def ban(self, name: str, reason: str) -> None:
         """Let a node in no more, whether it is here or has gone."""
-        self._guests.ban(name, reason)
+        self._bans.ban(name, reason)
 
     async def close(self, reason: str) -> None:
         """The run is over: say goodbye, and let last words arrive, but not for ever."""

@@ -19,15 +19,17 @@ from w5xde.learn.codecs.sender import is_never_encoded
 from w5xde.learn.data.sources import Start
 from w5xde.learn.job.coordinator_setup import Prepared
 from w5xde.learn.job.job import describe
-from w5xde.learn.model.buffers import POOLED_BYTES_MIN, Buffers
-from w5xde.learn.step.learner import Learner, Spoiled
+from w5xde.learn.model.buffers import Buffers
+from w5xde.learn.step.incoming import UpdateReader
+from w5xde.learn.step.learner import Learner
+from w5xde.learn.step.sums import StepNotFinite
 from w5xde.messages import Welcome
-from w5xde.runtime.admission.gatekeeper import Entry
-from w5xde.runtime.coordinator.canary_check import Proving
-from w5xde.runtime.coordinator.peers import Host, Reception
-from w5xde.runtime.durable.journal import Keeper
+from w5xde.runtime.admission.gatekeeper import Gatekeeper
+from w5xde.runtime.coordinator.canary_check import CanaryCheck
+from w5xde.runtime.coordinator.peers import Host, Peers
+from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.resume import Restored
-from w5xde.runtime.durable.run_folder import Recorder
+from w5xde.runtime.durable.run_folder import RunFolder
 from w5xde.runtime.net.listener import Door, places_of
 from w5xde.runtime.net.sockets import configure
 
@@ -70,8 +72,9 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         save_steps=settings.save_steps,
         logs_steps=settings.durability == "step",
         max_update_norm=str(settings.max_update_norm),
+        own_norm=prepared.own_norm,
         verify=settings.verify,
-        is_large=prepared.learner.vector_bytes >= POOLED_BYTES_MIN,
+        is_large=prepared.learner.route.is_large,
         stretches=_may_stretch(prepared.learner, settings),
         robust=settings.robust_rule,
     )
@@ -84,7 +87,7 @@ def _may_stretch(learner: Learner, settings: Settings) -> bool:
 
     They are undone in one go too, so a copy of the state must be cheap, and nobody may count each of them.
     """
-    is_small = learner.undoes and is_never_encoded(settings.directions.up, learner.vector_bytes)
+    is_small = learner.can_roll_back and is_never_encoded(settings.directions.up, learner.vector_bytes)
     is_counted = learner.scheduler is not None or settings.durability == "step"
     return settings.step_batches == 1 and is_small and not is_counted
 
@@ -95,23 +98,26 @@ def start_of(plan: Plan) -> Start:
     return Start(plan.cursor.epoch, plan.cursor.first, also)
 
 
-def receiver_of(learner: Learner, settings: Settings) -> CodecReceiver:
-    """Who decodes what nodes send."""
-    groups = learner.flat.blueprint.moving_groups
-    return CodecReceiver(settings.directions.up, groups, learner.vector_bytes, Buffers().take)
+def build_reader(learner: Learner, settings: Settings) -> UpdateReader:
+    """What turns the updates of nodes into vectors."""
+    blueprint = learner.flat.blueprint
+    receiver = CodecReceiver(
+        settings.directions.up, blueprint.moving_groups, learner.vector_bytes, Buffers().take
+    )
+    return UpdateReader(blueprint, learner.gauge, receiver, Buffers().take)
 
 
 def open_reception(
-    host: Host, prepared: Prepared, settings: Settings, recorder: Recorder, life: int, receiver: CodecReceiver
-) -> Reception:
+    host: Host, prepared: Prepared, settings: Settings, recorder: RunFolder, life: int, reader: UpdateReader
+) -> Peers:
     layout = prepared.learner.flat.blueprint.layout
-    return Reception(
+    return Peers(
         host,
         welcome=Welcome(recorder.name, life, "", layout, prepared.rules),
-        vector_bytes_max=receiver.body_bytes_max,
+        vector_bytes_max=reader.body_bytes_max,
         configure=lambda sock: configure(sock, settings),
-        entry=Entry(recorder.folder, recorder.facts["id"], settings),
-        proving=Proving(prepared),
+        entry=Gatekeeper(recorder.folder, recorder.facts["id"], settings),
+        proving=CanaryCheck(prepared, verifies=settings.verify > 0),
     )
 
 
@@ -131,7 +137,7 @@ def first_records(
 
 
 def open_ledger(
-    keeper: Keeper, recorder: Recorder, settings: Settings, core: CoordinatorCore, restored: Restored | None
+    keeper: Journal, recorder: RunFolder, settings: Settings, core: CoordinatorCore, restored: Restored | None
 ) -> None:
     """The first words of this life are on the disk before anybody can join."""
     records = first_records(recorder.name, keeper.life, settings.mode, settings.durability, core, restored)
@@ -146,7 +152,7 @@ def open_ledger(
 
 
 async def listen_again(
-    reception: Reception, settings: Settings, port_before: int | None, note: Callable[[str], None]
+    reception: Peers, settings: Settings, port_before: int | None, note: Callable[[str], None]
 ) -> Door:
     """Open the door: after a restart where it was before, so that nodes find it."""
     places = await places_of(settings.host, settings.port)
@@ -178,7 +184,7 @@ def words_for(error: BaseException) -> str:
     """Why training cannot go on."""
     if isinstance(error, W5xdeError):
         return error.what
-    return str(error) if isinstance(error, Spoiled) else describe(error)
+    return str(error) if isinstance(error, StepNotFinite) else describe(error)
 
 
 def words_of(
@@ -189,6 +195,8 @@ def words_of(
         yield "no canary", f"what nodes compute cannot be tried before they join: {prepared.canary_trouble}"
     if restored is None:
         return
+    for loss in restored.lost:
+        yield "storage", f"{loss}: the audit can no longer prove what was trained before"
     for damage in restored.damaged:
         yield "storage", f"a damaged checkpoint is passed over and kept aside: {damage}"
     if restored.cut is None:

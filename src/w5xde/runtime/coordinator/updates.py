@@ -1,224 +1,254 @@
-"""The intake: what nodes send, on its way to the learner. Checked, then the core is told.
+"""Updates: the way of an update from the header of its frame to the core's verdict.
 
-Holds no rule: whether an answer counts is the core's to say.
+Each connection has at most one `Upload` at a time. It waits for its turn if it is large, goes to its place
+while it arrives, is checked, and is then kept until the core decides: folded into its step, verified, or
+rejected. Whether it counts is decided by the core alone.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from w5xde.compression import NONE
 from w5xde.control import events as ev
-from w5xde.control.coordinator import CoordinatorCore
+from w5xde.control.uploads import Announced, UploadQueue
+from w5xde.control.view import CoreView
 from w5xde.errors import RemoteProtocolError
-from w5xde.learn.codecs.receiver import CodecReceiver
-from w5xde.learn.model.layout import Vector
-from w5xde.learn.step.incoming import Added, Arrival
-from w5xde.learn.step.learner import Contribution, Learner
+from w5xde.learn.model.route import is_large
+from w5xde.learn.step.incoming import Checked, IncomingVector
+from w5xde.learn.step.sums import Contribution
 from w5xde.messages import Answer, Rejected, Update
 from w5xde.protocol.wire import Body
-from w5xde.runtime.coordinator.arrivals import Arrivals
 from w5xde.runtime.coordinator.peer import Peer
-from w5xde.runtime.coordinator.peers import Reception
-from w5xde.runtime.coordinator.steps import Stepping
-from w5xde.runtime.system.actor import Actor
+from w5xde.runtime.coordinator.ports import Ports
 from w5xde.runtime.telemetry.meters import Meters, sane_seconds
 
-# What a node says of its losses only feeds the metrics; sums of such numbers stay numbers.
+# What a node says of its losses only feeds the metrics; sums of numbers below this stay finite.
 LOSS_MAX = 1e30
-
+# All large updates that arrive at a time fit into this part of the memory that was free at the start.
+ARRIVING_PART = 0.25
 
 UNFIT = "its answer does not fit what it was lent"
-
-
-def _fits(answer: Answer, apart: int, trained: frozenset[int]) -> bool:
-    """Whether an answer is for so many batches that are apart, or (0) for batches that are not."""
-    if not all(trained.issuperset(absent) for absent in (answer.absent, *answer.absents) if absent):
-        return False
-    if not apart:
-        return not answer.losses and not answer.absents
-    return answer.codec == NONE and len(answer.losses) == apart and len(answer.absents) in (0, apart)
-
-
-def _contributions(
-    answer: Answer, arrived: Iterator[tuple[Vector, float]], added_in: int | None
-) -> list[Contribution]:
-    """What an answer gave: one for all its batches, or one for each that is apart."""
-    if not answer.losses:
-        vector, norm = next(arrived)
-        return [Contribution(vector, frozenset(answer.absent), answer.loss_sum, norm, added_in)]
-    absents = [frozenset(each) for each in answer.absents] or [_NONE_ABSENT] * len(answer.losses)
-    return [
-        Contribution(vector, absent, loss, norm)
-        for loss, absent, (vector, norm) in zip(answer.losses, absents, arrived, strict=False)
-    ]
-
-
 _NONE_ABSENT: frozenset[int] = frozenset()
 
 
-class Took(NamedTuple):
-    """What a batch took: in all, computing, and how much of the latter on a core."""
+class Timing(NamedTuple):
+    """How long a batch took: in all, computing, and which share of that on a core."""
 
     batch_seconds: float
     compute_seconds: float
     core_share: float
 
 
-class Intake:
-    """Takes updates; `dispatch` tells the core of each answer."""
+@dataclass(slots=True)
+class Upload:
+    """An update whose body is large, from its header to its last byte."""
+
+    update: Update
+    body_bytes: int
+    # Where its bytes go; None until its turn comes, or if it can be read only when it is complete.
+    place: IncomingVector | None = None
+
+
+class Updates:
+    """Receives updates from ready peers and tells the core of each answer."""
 
     def __init__(
         self,
-        core: CoordinatorCore,
-        reception: Reception,
-        learner: Learner,
-        actor: Actor,
+        ports: Ports,
+        view: CoreView,
         meters: Meters,
         dispatch: Callable[[ev.Event], None],
-        receiver: CodecReceiver,
-        stepping: Stepping,
+        *,
+        one_by_one: bool,
+        budget_bytes: float = math.inf,
     ) -> None:
-        self._reception = reception
-        self._learner = learner
-        self._actor = actor
+        """With `one_by_one` each answer is an event of its own: its step needs its own cut, for the log."""
+        self._ports = ports
+        self._reader = ports.model.reader
+        self._view = view
         self._meters = meters
         self._dispatch = dispatch
-        self._receiver = receiver
-        self._stepping = stepping
-        self._loop = asyncio.get_running_loop()
-        self._core = core
-        self.arrivals = Arrivals(
-            core, learner, actor, receiver, reception.buffers.take, dispatch, self._loop.time
-        )
+        self._one_by_one = one_by_one
+        self._queue: UploadQueue[Peer] = UploadQueue(budget_bytes)
+        self._uploads: dict[Peer, Upload] = {}
+        # Updates on which the core has not decided, by node and lease.
+        self._undecided: dict[tuple[str, int], list[Contribution]] = {}
 
-    def place_of(self, update: Update) -> tuple[int, ...]:
-        """Where an update belongs among others: what is added first comes first."""
-        lease = self._core.leases.get(update.answers[0].lease) if update.answers else None
+    # --- while a large body arrives ---------------------------------------------------------------
+
+    def may_send(self, peer: Peer, update: Update, body_bytes: int) -> bool:
+        """A body is about to come. False: it must wait until its connection is told to go on."""
+        if not is_large(body_bytes) or peer.is_gone:
+            return True
+        self._uploads[peer] = Upload(update, body_bytes)
+        announced = Announced(self._order_of(update), body_bytes, peer.expected_link(update))
+        if not self._queue.ask(peer, announced, self._ports.clock()):
+            return False
+        self._begin(peer)
+        return True
+
+    def _order_of(self, update: Update) -> tuple[int, ...]:
+        """Its step and first batch: updates that are added up first come first."""
+        lease = self._view.lease(update.answers[0].lease) if update.answers else None
         return (lease.step.index, lease.span.start) if lease is not None else ()
 
-    def expect(self, peer: Peer, update: Update, body_bytes: int) -> bool:
-        """An update's body is about to come: whether it may at once, or when the peer is told to go on."""
-        given = self._given(peer, update)
-        is_one = given is not None and len(given) == len(update.answers) == 1
-        if given is None or not is_one or given[0].losses or self._length(given[0], 1) != body_bytes:
-            return True
-        peer.arrival_of = update
-        return self.arrivals.expect(peer, given[0], body_bytes, peer.link(update))
+    def _begin(self, peer: Peer) -> None:
+        """Choose where the body goes: nowhere, if it cannot count any more."""
+        upload = self._uploads[peer]
+        given = self._given(peer, upload.update)
+        is_single = given is not None and len(given) == len(upload.update.answers) == 1
+        if given is None or not is_single or given[0].losses:
+            return
+        answer = given[0]
+        if self._length_of(answer, 1) != upload.body_bytes:
+            return
+        if not self._view.may_count(answer.lease, peer.name):
+            upload.place = self._reader.discard()
+        elif is_large(self._reader.vector_bytes):
+            upload.place = self._reader.stream(answer.codec, upload.body_bytes)
 
-    def broken_off(self, peer: Peer) -> None:
-        """The rest of an update will never come."""
-        self.arrivals.broken_off(peer)
+    def place(self, peer: Peer, body_bytes: int) -> Body | IncomingVector:
+        """Where the connection puts the body that arrives."""
+        upload = self._uploads.get(peer)
+        if upload is not None and upload.place is not None:
+            return upload.place
+        return self._reader.allocate(body_bytes)
+
+    def is_waiting(self, peer: Peer) -> bool:
+        """Whether the coordinator keeps this peer waiting, so that its silence is not its fault."""
+        return self._queue.is_waiting(peer)
+
+    def tick(self, now: float) -> list[Peer]:
+        """Let those continue whose turn has come. Returns the peers that must still wait."""
+        self._continue(self._queue.tick(now))
+        return self._queue.waiting
+
+    def _continue(self, peers: list[Peer]) -> None:
+        for peer in peers:
+            self._begin(peer)
+            peer.connection.go_on()
+
+    def _end_upload(self, peer: Peer) -> Upload | None:
+        upload = self._uploads.pop(peer, None)
+        if upload is not None:
+            self._continue(self._queue.end(peer, self._ports.clock()))
+        return upload
+
+    def lost(self, peer: Peer) -> None:
+        """The connection is gone, and the rest of its upload with it."""
+        self._end_upload(peer)
+
+    # --- a complete update ------------------------------------------------------------------------
+
+    def received(self, peer: Peer, update: Update, body: Body) -> None:
+        """All of an update is here. Its numbers are checked where the learner lives, then the core hears."""
+        current = self._uploads.get(peer)
+        # A small update may be complete while the next one, a large one, already waits.
+        upload = current if current is not None and current.update is update else None
+        place = upload.place if upload is not None else None
+        given = self._given(peer, update)
+        if given is None:
+            self._refuse(peer, UNFIT)
+            return
+        lent = peer.works[0].leases
+        counts = [max(1, lent[answer.lease]) for answer in given]
+        lengths = [self._length_of(answer, count) for answer, count in zip(given, counts, strict=True)]
+        if place is None and len(body) != sum(lengths):
+            self._refuse(peer, UNFIT)
+            return
+        batches = peer.works[0].batches
+        timing = self._measure(peer, update)
+        meter = self._meters.node(peer.name)
+        meter.moved_vectors(sum(counts) * self._reader.vector_bytes, sum(lengths))
+        if all(answer.dropped for answer in update.answers):
+            # A node that drops a whole message may have no memory for it.
+            for answer in update.answers:
+                self._dispatch(ev.Dropped(peer.name, answer.lease, batches))
+        elif place is not None:
+            self._checked(peer.name, update.answers, place, timing)
+        else:
+            self._check(
+                peer, update, body, [(a.codec, n) for a, n in zip(given, lengths, strict=True)], timing
+            )
+        if upload is not None:
+            self._end_upload(peer)
 
     def _given(self, peer: Peer, update: Update) -> list[Answer] | None:
-        """The answers that have something in the body; None: they do not fit what the peer was lent."""
-        lent = peer.works[0][0] if peer.works else None
+        """The answers that have a vector in the body; None: they do not fit what the peer was lent."""
+        lent = peer.works[0].leases if peer.works else None
         if lent is None or list(lent) != [answer.lease for answer in update.answers]:
             return None
         given = [answer for answer in update.answers if not answer.dropped and not answer.failure]
-        trained = self._learner.trained
+        trained = self._reader.trained
         return given if all(_fits(answer, lent[answer.lease], trained) for answer in given) else None
 
-    def updated(self, peer: Peer, update: Update, body: Body) -> None:
-        given = self._given(peer, update)
-        is_other = peer.arrival is not None and peer.arrival_of is not update
-        if given is None or is_other:
-            self._reception.turn_out(peer, UNFIT, abruptly=True)
-            return
-        arrival, peer.arrival = peer.arrival, None
-        lent = peer.works[0][0]
-        counts = [max(1, lent[answer.lease]) for answer in given]
-        lengths = [self._length(answer, count) for answer, count in zip(given, counts, strict=True)]
-        if arrival is None and len(body) != sum(lengths):
-            self._reception.turn_out(peer, UNFIT, abruptly=True)
-            return
-        now = self._loop.time()
-        _, batches, sent_at = peer.works.popleft()
-        # Two answers may be read in one go, the second in no time: then what the node itself measured counts.
-        computed = sum(sane_seconds(answer.seconds) for answer in update.answers)
-        batch_seconds = max(1e-6, computed, now - max(sent_at, peer.answered_at)) / batches
+    def _length_of(self, answer: Answer, count: int) -> int:
+        return count * self._reader.vector_bytes if answer.codec == NONE else answer.body_bytes
+
+    def _measure(self, peer: Peer, update: Update) -> Timing:
+        """How long the work took that this update answers; the meters count it."""
+        now = self._ports.clock()
+        work = peer.works.popleft()
+        # Two answers may be read at once, the second in no time: then the node's own measurement counts.
+        computed = sum([sane_seconds(answer.seconds) for answer in update.answers])
+        batch_seconds = max(1e-6, computed, now - max(work.sent_at, peer.answered_at)) / work.batches
         peer.answered_at = now
+        on_core = sane_seconds(update.core_seconds)
         meter = self._meters.node(peer.name)
+        meter.seconds_busy += computed
+        meter.seconds_on_core += on_core
         meter.seconds_waiting += sane_seconds(update.waited_seconds)
-        meter.seconds_on_core += sane_seconds(update.core_seconds)
         meter.seconds_network += sane_seconds(update.network_seconds)
         meter.seconds_codec += sane_seconds(update.codec_seconds)
-        meter.moved_vectors(sum(counts) * self._learner.vector_bytes, sum(lengths))
         if 0 < update.link < math.inf:
             peer.choice.link(update.link)
-        for answer in update.answers:
-            meter.seconds_busy += sane_seconds(answer.seconds)
-        took = Took(batch_seconds, computed / batches, sane_seconds(update.core_seconds) / (computed or 1.0))
-        if arrival is not None:
-            self._arrived(peer.name, update.answers, arrival, took)
-            return
-        specs = [answer.codec for answer in given]
-        self._actor.call(
-            lambda: self._check(body, specs, lengths, sum(counts)),
-            lambda checked: self._checked(peer, update.answers, checked, took),
-        )
-
-    def _length(self, answer: Answer, count: int) -> int:
-        return count * self._learner.vector_bytes if answer.codec == NONE else answer.body_bytes
+        return Timing(batch_seconds, computed / work.batches, on_core / (computed or 1.0))
 
     def _check(
-        self, body: Body, specs: list[str], lengths: list[int], count: int
-    ) -> list[tuple[Vector, float]] | RemoteProtocolError:
-        """The vectors of an update, and the norm of each, if finite. Where the learner is."""
-        gauge = self._learner.gauge
-        if all(spec == NONE for spec in specs):
-            vectors = self._learner.vectors(body, count)
-            return list(zip(vectors, gauge.norms(body, vectors), strict=True))
-        view, at, vectors = memoryview(body), 0, []
-        for spec, length in zip(specs, lengths, strict=True):
+        self, peer: Peer, update: Update, body: Body, encoded: list[tuple[str, int]], timing: Timing
+    ) -> None:
+        """Decode and check a complete body where the learner lives; `encoded`: (codec, bytes) of each."""
+
+        def read() -> list[Checked] | RemoteProtocolError:
+            specs, lengths = [spec for spec, _ in encoded], [length for _, length in encoded]
+            count = sum(max(1, len(answer.losses)) for answer in update.answers if _has_vector(answer))
             try:
-                raw = self._receiver.decode(spec, view[at : at + length])
+                return self._reader.read(body, specs, lengths, count)
             except RemoteProtocolError as error:
                 return error
-            vectors.append(self._learner.vector(raw))
-            at += length
-        return [(vector, gauge.norm(vector)) for vector in vectors]
 
-    def _arrived(self, node: str, answers: list[Answer], arrival: Arrival, took: Took) -> None:
-        """One vector is here, looked at already, and maybe added already."""
+        def done(checked: list[Checked] | RemoteProtocolError) -> None:
+            if isinstance(checked, RemoteProtocolError):
+                self._refuse(peer, checked.what)
+            else:
+                self._answered(peer.name, update.answers, checked, timing)
+
+        self._ports.tasks.call(read, done)
+
+    def _checked(self, node: str, answers: list[Answer], place: IncomingVector, timing: Timing) -> None:
+        """One large vector is here, and was checked while it arrived."""
         lease = answers[0].lease
-        added_in = self.arrivals.complete(lease) if isinstance(arrival, Added) else None
-        is_lost = isinstance(arrival, Added) and added_in is None
-        if arrival.vector is not None and not is_lost:
-            self._answered(node, answers, [(arrival.vector, arrival.norm)], took, added_in)
-        elif self._core.adding.is_needless(lease, node):
-            self._dispatch(ev.Answered(node, [lease], *took, norms=[arrival.norm]))
-        else:
-            # What is of no use to us is wanted: so it is lent again.
+        if place.vector is not None:
+            self._answered(node, answers, [(place.vector, place.norm)], timing)
+        elif self._view.may_count(lease, node):
+            # It was thrown away, and is wanted after all: its lease is given back, and lent again.
             self._dispatch(ev.Dropped(node, lease))
-
-    def _checked(
-        self,
-        peer: Peer,
-        answers: list[Answer],
-        checked: list[tuple[Vector, float]] | RemoteProtocolError,
-        took: Took,
-    ) -> None:
-        if isinstance(checked, RemoteProtocolError):
-            self._reception.turn_out(peer, checked.what, abruptly=True)
         else:
-            self._answered(peer.name, answers, checked, took)
+            self._dispatch(ev.Answered(node, [lease], *timing, norms=[place.norm]))
 
-    def _answered(
-        self,
-        node: str,
-        answers: list[Answer],
-        checked: list[tuple[Vector, float]],
-        took: Took,
-        added_in: int | None = None,
-    ) -> None:
-        arrived = iter(checked)
+    def _refuse(self, peer: Peer, reason: str) -> None:
+        self._end_upload(peer)
+        self._ports.peers.evict(peer, reason, abruptly=True)
+
+    def _answered(self, node: str, answers: list[Answer], checked: list[Checked], timing: Timing) -> None:
+        """Tell the core of each answer: usable, failed, or dropped."""
+        vectors = iter(checked)
         usable: dict[int, float] = {}
         others: list[ev.Event] = []
-        spoilt: int | None = None
         for answer in answers:
             if answer.dropped:
                 others.append(ev.Dropped(node, answer.lease))
@@ -226,35 +256,61 @@ class Intake:
             if answer.failure:
                 others.append(ev.Failed(node, answer.lease, answer.failure))
                 continue
-            given = _contributions(answer, arrived, added_in)
-            if self.arrivals.is_claimed(answer.lease):
-                # Somebody else's is being added just now: if that fails, this is lent again.
-                others.append(ev.Dropped(node, answer.lease))
-                continue
+            given = _contributions(answer, vectors)
             norm = max([each.norm for each in given])
-            # Not by the largest: what is not a number is larger than nothing.
+            # Not `max`: it may pass over a NaN.
             wild = [each.loss_sum for each in given if not abs(each.loss_sum) < LOSS_MAX]
             if norm < math.inf and not wild:
-                self._stepping.arrived(answer.lease, given)
+                self._undecided[node, answer.lease] = given
                 usable[answer.lease] = norm
             else:
                 what = "its gradient is not finite" if norm == math.inf else f"its loss is {wild[0]:g}"
                 others.append(ev.Failed(node, answer.lease, what, math.inf))
-                spoilt = added_in
-        if self._stepping.takes_many and usable:
-            self._dispatch(ev.Answered(node, list(usable), *took, norms=list(usable.values())))
-        else:
+        if self._one_by_one:
             for lease, norm in usable.items():
-                self._dispatch(ev.Answered(node, [lease], *took, norms=[norm]))
+                self._dispatch(ev.Answered(node, [lease], *timing, norms=[norm]))
+        elif usable:
+            self._dispatch(ev.Answered(node, list(usable), *timing, norms=list(usable.values())))
         for event in others:
             self._dispatch(event)
-        if spoilt is not None:
-            self.arrivals.spoil(node, spoilt, f"what {node} gave is not finite")
+
+    # --- the core's verdict -----------------------------------------------------------------------
+
+    def take(self, node: str, lease: int) -> list[Contribution]:
+        """The update of a lease that the core accepted."""
+        return self._undecided.pop((node, lease))
+
+    def look_at(self, node: str, lease: int) -> list[Contribution] | None:
+        """The update of a lease on which the core has not decided."""
+        return self._undecided.get((node, lease))
 
     def reject(self, effect: ev.Reject) -> None:
-        for given in self._stepping.forget(effect.lease):
-            if given.added_in is not None:
-                self.arrivals.spoil(effect.node, given.added_in, f"what {effect.node} gave is refused")
-        peer = self._reception.get(effect.node)
+        self._undecided.pop((effect.node, effect.lease), None)
+        peer = self._ports.peers.get(effect.node)
         if peer is not None:
             peer.connection.send(Rejected(effect.lease, effect.reason[:4000]))
+
+
+def _has_vector(answer: Answer) -> bool:
+    return not answer.dropped and not answer.failure
+
+
+def _fits(answer: Answer, apart: int, trained: frozenset[int]) -> bool:
+    """Whether an answer is for this many batches that are steps of their own (0: for one sum)."""
+    if not all(trained.issuperset(absent) for absent in (answer.absent, *answer.absents) if absent):
+        return False
+    if not apart:
+        return not answer.losses and not answer.absents
+    return answer.codec == NONE and len(answer.losses) == apart and len(answer.absents) in (0, apart)
+
+
+def _contributions(answer: Answer, vectors: Iterator[Checked]) -> list[Contribution]:
+    """What an answer gave: one contribution for all its batches, or one for each batch of a stretch."""
+    if not answer.losses:
+        vector, norm = next(vectors)
+        return [Contribution(vector, frozenset(answer.absent), answer.loss_sum, norm)]
+    absents = [frozenset(each) for each in answer.absents] or [_NONE_ABSENT] * len(answer.losses)
+    return [
+        Contribution(vector, absent, loss, norm)
+        for loss, absent, (vector, norm) in zip(answer.losses, absents, vectors, strict=False)
+    ]

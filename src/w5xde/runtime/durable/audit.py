@@ -1,6 +1,6 @@
-"""`w5xde audit`: counts a run again from its ledger alone, and checks every checkpoint against it.
+"""`w5xde audit`: counts a run again from its ledger alone, and checks every checkpoint against the ledger.
 
-Only reads. Whether a run kept its promise can so be asked by anybody, also while it goes on.
+Only reads, so that anybody can audit a run, also while it is training.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from w5xde.control.audit.auditor import Auditor
 from w5xde.control.audit.findings import Findings
 from w5xde.errors import StorageError
 from w5xde.runs import read_manifest
-from w5xde.runtime.durable.checkpoints import Store
+from w5xde.runtime.durable.checkpoints import CheckpointStore
 from w5xde.runtime.durable.disk import Disk, RealDisk
-from w5xde.runtime.durable.ledger import Reading
+from w5xde.runtime.durable.ledger_segments import LedgerReader
 from w5xde.runtime.durable.resume import facts_of
+from w5xde.runtime.durable.run_folder import written_by
 from w5xde.runtime.durable.sealed_json import NOTHING, Damaged
 
 
 @dataclass(slots=True)
-class Report:
-    """What an audit found."""
+class AuditReport:
+    """The findings of an audit, for views and for --json."""
 
     run: str
     findings: Findings
-    # Version -> what is wrong with that checkpoint, or nothing.
+    # Version -> the damage of that checkpoint, or an empty string.
     checkpoints: dict[int, str]
 
     @property
@@ -46,20 +47,22 @@ class Report:
         }
 
 
-def audit_run(folder: Path) -> Report:
-    """Everything that can be known of a run without trusting it."""
+def audit_run(folder: Path) -> AuditReport:
+    """Audit a run folder, trusting nothing that it says."""
     manifest = read_manifest(folder)
-    report = audit_disk(RealDisk(folder), folder.name, manifest.get("ledger", {}).get("sha256", NOTHING))
-    result = manifest.get("result")
-    found = report.findings
+    written = written_by(manifest, folder)
+    report = audit_disk(RealDisk(folder), folder.name, written.ledger.sha256)
+    result, found = manifest.get("result"), report.findings
     if result is not None and found.ended and result["batches"] != found.batches:
         found.violations.append(f"{result['batches']} batches were reported, the ledger has {found.batches}")
+    if written.life > found.life:
+        found.violations.append(f"the run was in life {written.life}, the ledger ends in life {found.life}")
     return report
 
 
-def audit_disk(disk: Disk, run: str, head: str = NOTHING) -> Report:
-    """The same for any disk; `head` is the hash of a line that the ledger must have."""
-    store = Store(disk)
+def audit_disk(disk: Disk, run: str, head: str = NOTHING) -> AuditReport:
+    """Audit the files on any disk; the ledger must have a line with the hash `head`."""
+    store = CheckpointStore(disk)
     checkpoints, expected, hashes = {}, {head}, {}
     for version in store.versions():
         try:
@@ -67,18 +70,18 @@ def audit_disk(disk: Disk, run: str, head: str = NOTHING) -> Report:
             expected.add(facts_of(checkpoint).ledger.sha256)
         except (Damaged, StorageError) as damage:
             if version not in store.versions():
-                continue  # the run goes on, and removed it meanwhile
+                continue  # a running coordinator removed it meanwhile
             checkpoints[version] = str(damage)
         else:
             checkpoints[version] = ""
             hashes[version] = checkpoint.sha256
-    reading = Reading(disk, expected)
+    reader = LedgerReader(disk, expected)
     auditor = Auditor()
-    for record in reading.records():
+    for record in reader.records():
         auditor.read(record)
     found = auditor.close()
-    found.violations += reading.damage
-    found.remarks += reading.remarks
+    found.violations += reader.damage
+    found.remarks += reader.remarks
     for version, wrong in checkpoints.items():
         recorded = found.checkpoints.get(version)
         if wrong:
@@ -87,4 +90,10 @@ def audit_disk(disk: Disk, run: str, head: str = NOTHING) -> Report:
             found.violations.append(f"checkpoint step-{version:09} is of more steps than the ledger has")
         elif recorded is not None and recorded != hashes[version]:
             found.violations.append(f"checkpoint step-{version:09} is not the one that the ledger recorded")
-    return Report(run, found, checkpoints)
+    # A newer checkpoint replaces the newest one of the ledger; an older one does not.
+    newest = max(found.checkpoints, default=0)
+    if max(store.versions(), default=0) < newest:
+        found.violations.append(
+            f"no whole checkpoint is left of the {newest} steps that the ledger calls saved"
+        )
+    return AuditReport(run, found, checkpoints)

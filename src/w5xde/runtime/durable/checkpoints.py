@@ -1,10 +1,10 @@
-"""Checkpoints on the disk: each a folder that is there whole, or not at all.
+"""Checkpoints on the disk: each is a folder that exists completely or not at all.
 
     checkpoints/step-000000500/model.safetensors …     the files
-    checkpoints/step-000000500/manifest.json           their lengths and hashes, itself sealed; written last
+    checkpoints/step-000000500/manifest.json           their lengths and hashes, sealed; written last
 
-Written aside, synced, renamed, read back; only then may an older one go. One that is damaged is kept under
-another name, and the one before it is used.
+The store writes a checkpoint under a temporary name, syncs it, renames it and reads it back; only then does
+it remove an older one. It renames a damaged one and uses the one before. Knows neither models nor cuts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAME = re.compile(r"step-(\d{9,})")
 _DAMAGED = re.compile(r"damaged-step-(\d{9,})")
 
 
-class _Listed(msgspec.Struct, frozen=True):
+class _ListedFile(msgspec.Struct, frozen=True):
     bytes: int
     sha256: str
 
@@ -38,22 +38,22 @@ class _Listed(msgspec.Struct, frozen=True):
 class _Manifest(msgspec.Struct, frozen=True):
     format: int
     version: int
-    files: dict[str, _Listed]
+    files: dict[str, _ListedFile]
     facts: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One checkpoint, all of it checked."""
+    """One checkpoint whose files were all checked against their hashes."""
 
     version: int
-    # Names this very checkpoint: the hash of its manifest, which holds the hashes of all its files.
+    # The hash of its manifest, which holds the hashes of all its files.
     sha256: str
     facts: dict[str, Any]
     files: dict[str, bytes]
 
 
-class Store:
+class CheckpointStore:
     """All checkpoints of a run."""
 
     def __init__(self, disk: Disk, keep: int = KEEP_MIN) -> None:
@@ -62,16 +62,16 @@ class Store:
 
     @property
     def last_good(self) -> str:
-        """What there is to go back to, in words: checkpoints are made of sound states alone."""
+        """Name the newest checkpoint in words; checkpoints hold only states with finite numbers."""
         versions = self.versions()
         return f"the last good checkpoint is step-{versions[-1]:09}" if versions else "there is no checkpoint"
 
     def versions(self) -> list[int]:
-        """Which there are, oldest first; whether they are whole is another question."""
+        """Return the versions of all checkpoints, oldest first, whole or damaged."""
         return sorted(int(match[1]) for name in self._disk.names(FOLDER) if (match := _NAME.fullmatch(name)))
 
     def save(self, version: int, files: Mapping[str, Iterable[Piece]], facts: Mapping[str, Any]) -> str:
-        """Write a checkpoint and see that it can be read; returns its hash. OSError: it does not count."""
+        """Write a checkpoint, read it back, and return its hash; after an OSError there is none."""
         disk, name = self._disk, _name(version)
         aside = f"{FOLDER}/writing-{version:09}"
         if FOLDER not in disk.names():
@@ -80,7 +80,7 @@ class Store:
         if name.removeprefix(f"{FOLDER}/") in disk.names(FOLDER):
             try:
                 sha256 = self.read(version).sha256
-                # Whoever wrote it may have failed to sync its name.
+                # An earlier call may have failed to sync its name.
                 disk.sync_folder(FOLDER)
                 return sha256
             except Damaged:
@@ -111,16 +111,16 @@ class Store:
         disk.make_folder(aside)
         listed = {}
         for file, pieces in files.items():
-            counted = _Counted(pieces)
+            counted = _HashedPieces(pieces)
             disk.write(f"{aside}/{file}", counted)
-            listed[file] = _Listed(counted.bytes, counted.digest.hexdigest())
+            listed[file] = _ListedFile(counted.bytes, counted.digest.hexdigest())
         manifest = _Manifest(FORMAT, version, listed, dict(facts))
         line, _ = seal(msgspec.json.encode(manifest))
         disk.write(f"{aside}/{MANIFEST}", [line + b"\n"])
         disk.sync_folder(aside)
 
     def read(self, version: int) -> Checkpoint:
-        """A checkpoint, every byte of it checked; Damaged says what is not as it was written."""
+        """Return a checkpoint with every byte checked; raise Damaged if a byte is not as it was written."""
         disk, name = self._disk, _name(version)
         try:
             line = disk.read(f"{name}/{MANIFEST}")
@@ -144,7 +144,7 @@ class Store:
         files = {file: self._read_file(f"{name}/{file}", each) for file, each in listed.items()}
         return Checkpoint(version, sha256, manifest.facts, files)
 
-    def _read_file(self, name: str, listed: _Listed) -> bytes:
+    def _read_file(self, name: str, listed: _ListedFile) -> bytes:
         file = name.rpartition("/")[2]
         try:
             data = self._disk.read(name)
@@ -157,7 +157,7 @@ class Store:
         return data
 
     def find_whole(self) -> tuple[Checkpoint | None, dict[int, str]]:
-        """The newest whole checkpoint, and what is wrong with newer ones, by their version."""
+        """Return the newest whole checkpoint, and the damage of newer ones by version."""
         damaged: dict[int, str] = {}
         for version in reversed(self.versions()):
             try:
@@ -167,8 +167,8 @@ class Store:
         return None, damaged
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The same, and damaged ones get another name, so that none is taken for a checkpoint again."""
-        # A life that found one may have died before it could tell.
+        """Do the same and rename damaged checkpoints, so that none is taken for a checkpoint again."""
+        # A life that renamed one may have died before its ledger said so.
         known = [
             (int(match[1]), name) for name in self._disk.names(FOLDER) if (match := _DAMAGED.match(name))
         ]
@@ -177,7 +177,7 @@ class Store:
             self._keep_aside(version)
         passed_over = [name for version, name in known if checkpoint is None or version > checkpoint.version]
         if checkpoint is not None:
-            # Its writer may have died before its name was on the disk, and we are going to rely on it.
+            # Its writer may have died before its name was durable, and the run now relies on it.
             self._disk.sync_folder()
             self._disk.sync_folder(FOLDER)
         return checkpoint, [*damaged.values(), *passed_over]
@@ -191,7 +191,7 @@ class Store:
 
     def _prune(self) -> None:
         for version in self.versions()[: -self._keep]:
-            # Under another name first: what is half removed must not be taken for a damaged checkpoint.
+            # Renamed first: a half removed folder must not be taken for a damaged checkpoint.
             removing = f"{FOLDER}/removing-{version:09}"
             self._disk.rename(_name(version), removing)
             self._disk.sync_folder(FOLDER)
@@ -202,8 +202,8 @@ def _name(version: int) -> str:
     return f"{FOLDER}/step-{version:09}"
 
 
-class _Counted:
-    """Passes pieces on and notes their length and hash."""
+class _HashedPieces:
+    """Yields pieces and counts their length and hash."""
 
     def __init__(self, pieces: Iterable[Piece]) -> None:
         self._pieces = pieces

@@ -1,7 +1,7 @@
-"""The disk under a run folder: few operations, each either done and synced or an OSError.
+"""File operations below one run folder; each operation either succeeds or raises OSError.
 
-Everything that must survive a crash goes through here, and the simulator has a disk of its own with the same
-operations: there writes are torn and lost, and whoever forgot to sync is found out.
+All storage that must survive a crash goes through the `Disk` protocol. The simulator implements the same
+protocol and loses whatever was not synced. Knows nothing of what the files hold.
 """
 
 from __future__ import annotations
@@ -16,52 +16,53 @@ Piece = bytes | memoryview
 
 
 class Appender(Protocol):
-    """A file that only grows."""
+    """An open file that only grows."""
 
     def write(self, data: bytes) -> None:
-        """Hand the data over to the system: it survives our death, but not the machine's."""
+        """Pass data to the operating system: it survives our process, but not a power cut."""
 
     def sync(self) -> None:
-        """All that was written survives the machine's death too."""
+        """Make all data written so far survive a power cut."""
 
     def close(self) -> None: ...
 
 
 class Disk(Protocol):
-    """Files by their names below one folder; parts of a name are joined by `/`."""
+    """Files by name below one folder; a name's parts are joined by `/`."""
 
     def names(self, folder: str = "") -> list[str]:
-        """What is in a folder, sorted; nothing if there is no such folder."""
+        """Return the sorted names in a folder; an empty list if the folder does not exist."""
 
-    def read(self, name: str) -> bytes: ...
+    def read(self, name: str, start: int = 0, count: int | None = None) -> bytes:
+        """Return a file's bytes from `start`, at most `count`; fewer where the file ends."""
 
     def write(self, name: str, pieces: Iterable[Piece]) -> None:
-        """A whole new file, its content synced (its name only by `sync_folder`)."""
+        """Write a whole file and sync its content; `sync_folder` must sync its name."""
 
     def append(self, name: str) -> Appender:
-        """A new file that only grows, its name synced."""
+        """Create a file that only grows, and sync its name."""
 
     def make_folder(self, name: str) -> None: ...
 
     def sync_folder(self, name: str = "") -> None:
-        """The names in this folder survive."""
+        """Make the names in this folder survive a power cut."""
 
     def rename(self, old: str, new: str) -> None:
-        """Within one folder, in one piece; survives only after `sync_folder`."""
+        """Rename atomically within one folder; survives a power cut only after `sync_folder`."""
 
     def remove(self, name: str) -> None:
-        """A file, or a folder with all it holds."""
+        """Remove a file, or a folder with its content."""
 
 
 def replace(disk: Disk, name: str, data: bytes) -> None:
-    """Put this in place of a file of the run folder, whole or not at all, and synced."""
+    """Replace a file of the run folder atomically, and sync it."""
     disk.write(f"{name}.tmp", [data])
     disk.rename(f"{name}.tmp", name)
     disk.sync_folder()
 
 
 class RealDisk:
-    """The operating system's."""
+    """The operating system's files below `root`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -70,8 +71,14 @@ class RealDisk:
         path = self.root / folder
         return sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
 
-    def read(self, name: str) -> bytes:
-        return (self.root / name).read_bytes()
+    def read(self, name: str, start: int = 0, count: int | None = None) -> bytes:
+        if not start and count is None:
+            return (self.root / name).read_bytes()
+        with (self.root / name).open("rb") as file:
+            # `read` allocates what it is asked for, and a damaged length may be anything.
+            left = max(0, os.fstat(file.fileno()).st_size - start)
+            file.seek(start)
+            return file.read(left if count is None else min(count, left))
 
     def write(self, name: str, pieces: Iterable[Piece]) -> None:
         file = os.open(self.root / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -97,7 +104,7 @@ class RealDisk:
 
     def sync_folder(self, name: str = "") -> None:
         if os.name == "nt":
-            return  # Windows keeps names by itself, and opens no folders
+            return  # Windows syncs names itself, and cannot open folders
         folder = os.open(self.root / name, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
@@ -105,7 +112,7 @@ class RealDisk:
             os.close(folder)
 
     def rename(self, old: str, new: str) -> None:
-        (self.root / old).rename(self.root / new)
+        (self.root / old).replace(self.root / new)
 
     def remove(self, name: str) -> None:
         path = self.root / name

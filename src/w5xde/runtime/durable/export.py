@@ -1,4 +1,4 @@
-"""`w5xde export`: the newest weights of a run in a file that others read."""
+"""`w5xde export`: writes the newest weights of a run to a file that other programs read."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from safetensors.torch import load
 from w5xde.errors import StorageError
 from w5xde.learn.job.job import describe
 from w5xde.learn.step.checkpoint import MODEL
-from w5xde.runtime.durable.checkpoints import Store
+from w5xde.runtime.durable.checkpoints import CheckpointStore
 from w5xde.runtime.durable.disk import RealDisk
 from w5xde.runtime.durable.resume import facts_of
 
 
 def export_run(folder: Path, kind: str, target: Path) -> dict[str, Any]:
-    """Write the weights of the newest whole checkpoint; returns what was written."""
-    checkpoint, damaged = Store(RealDisk(folder)).find_whole()
+    """Write the weights of the newest whole checkpoint; return the facts of the written file."""
+    checkpoint, damaged = CheckpointStore(RealDisk(folder)).find_whole()
     if checkpoint is None:
         found = "; ".join(damaged.values())
         raise StorageError(

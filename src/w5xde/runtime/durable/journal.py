@@ -1,8 +1,9 @@
-"""The keeper: writes down what happens, and keeps what a crash must not take.
+"""The journal of a running coordinator: writes its ledger, its checkpoints and its step log.
 
-The ledger is written at every tick and synced on a thread; a checkpoint is captured between two steps and
-written on that thread while training goes on. A disk that fails stops none of this for good: what could not
-be written is tried again, and until then the durable mark stands still.
+The loop writes ledger records at every tick; a thread syncs and compresses them. The learner's thread
+captures a checkpoint between two steps, and the writing thread saves it while training goes on. A disk that
+fails stops none of this for good: the journal tries again, and until then no further step becomes durable.
+Knows no tensors, sockets or clocks: callers pass `now`.
 """
 
 from __future__ import annotations
@@ -14,22 +15,24 @@ from typing import Any, Protocol
 import msgspec
 
 from w5xde.control import events as ev
-from w5xde.control.ledger_records import Record, Scribe, record_of
+from w5xde.control.ledger_records import Record, RecordBuilder, record_of
 from w5xde.control.steps.cut import Cut
 from w5xde.errors import JobError
-from w5xde.runtime.durable.checkpoints import Store
-from w5xde.runtime.durable.disk import Disk
-from w5xde.runtime.durable.ledger import Ledger, Mark, Syncing
+from w5xde.runtime.durable.checkpoints import CheckpointStore
+from w5xde.runtime.durable.ledger import Ledger, Syncing
+from w5xde.runtime.durable.ledger_segments import Mark, compress_segments
 from w5xde.runtime.durable.step_log import Logged, StepLog, forget_steps
 
 # How much of the ledger a power cut may take; checkpoints sync it themselves.
 SYNC_SECONDS = 2.0
 # How soon a ledger that could not be written is tried again.
 RETRY_SECONDS = 1.0
+# Closed segments smaller than this share of a full one stay plain: compressing them saves next to nothing.
+COMPRESSED_SHARE_MIN = 1 / 16
 
 
-class Captured(Protocol):
-    """What the learner knows, copied: nobody changes it any more."""
+class CapturedState(Protocol):
+    """A copy of the learner's state, which nobody changes any more."""
 
     @property
     def version(self) -> int: ...
@@ -38,41 +41,45 @@ class Captured(Protocol):
 
 
 class Caller(Protocol):
-    """Makes calls one after another, and tells on the loop what they returned."""
+    """Makes calls one after another, and passes each result to `done` on the loop."""
 
     def call(self, function: Callable[[], Any], done: Callable[[Any], None] | None = None) -> None: ...
 
 
-class Keeper:
+class Journal:
     """Ledger, checkpoints and step log of one life of a coordinator."""
 
     def __init__(
-        self,
-        disk: Disk,
-        capture: Callable[[], Captured],
-        clock: Callable[[], float],
-        *,
-        keep: int,
-        logs_steps: bool,
+        self, ledger: Ledger, capture: Callable[[], CapturedState], *, keep: int, logs_steps: bool
     ) -> None:
-        self.store = Store(disk, keep)
-        self.ledger = Ledger.open(disk, clock)
-        self.steps = StepLog(disk, self.life) if logs_steps else None
-        self.disk = disk
+        self.ledger = ledger
+        self.disk = ledger.disk
+        self.store = CheckpointStore(self.disk, keep)
+        self.steps = StepLog(self.disk, ledger.life) if logs_steps else None
         self._capture = capture
-        self._scribe = Scribe()
+        self._records = RecordBuilder()
         self._failed_at: float | None = None
         self._synced_at = 0.0
-        self._is_syncing = False
+        # All closed segments up to this number are compressed, or too small for it.
+        self._compressed_segments = 0
 
     @property
     def life(self) -> int:
-        """How often this run's coordinator was started."""
+        """How many times this run's coordinator was started."""
         return self.ledger.life
 
+    def begin_life_after(self, life: int) -> None:
+        """Number this life higher than `life`, whatever the ledger still knows. Call it before `begin`.
+
+        Leases carry the number: an answer to a lease of another life must not be taken for one of this life.
+        """
+        self.ledger.life = max(self.life, life + 1)
+        if self.steps is not None:
+            self.steps.life = self.life
+
     def begin(self, records: list[Record], version: int, last: Logged | None = None) -> None:
-        """Write and sync how this life begins, before anybody can join; `last` is the last step replayed."""
-        # What is replayed is on the disk for sure before the ledger calls it durable.
+        """Write and sync the first records of this life before nodes join. `last`: see `StepLog.resume`."""
+        # Replayed steps are surely on the disk before the ledger calls them durable.
         if self.steps is not None:
             self.steps.resume(version, last)
         self.ledger.write(records)
@@ -85,9 +92,9 @@ class Keeper:
         dispatch: Callable[[ev.Event], None],
         note: Callable[[str], None],
     ) -> None:
-        """From now on tell how saving went, by `dispatch`, and what cannot be written, by `note`.
+        """Set the threads to use: `learner` owns what is captured, `writer` waits for the disk.
 
-        `learner` calls for the one who owns what is captured, `writer` waits for the disk.
+        `dispatch` receives the outcome of each save; `note` receives sentences about a failing disk.
         """
         self._learner = learner
         self._writer = writer
@@ -97,22 +104,25 @@ class Keeper:
     # --- the ledger -------------------------------------------------------------------------------
 
     def saw(self, event: ev.Event, effects: list[ev.Effect]) -> None:
-        self._scribe.saw(event, effects)
+        self._records.saw(event, effects)
 
     def record(self, record: Record) -> None:
-        self._scribe.add(record)
+        self._records.add(record)
 
     def tick(self, now: float) -> None:
-        """Hand over what was written down, and sync it now and then."""
+        """Write the records since the last tick, and begin a sync every `SYNC_SECONDS`."""
         if self._failed_at is not None and now - self._failed_at < RETRY_SECONDS:
             return
         self._flush(now)
-        if self._failed_at is None and not self._is_syncing and now - self._synced_at >= SYNC_SECONDS:
-            self._sync(now)
+        if self._failed_at is None and now - self._synced_at >= SYNC_SECONDS:
+            syncing = self.ledger.begin_sync()
+            if syncing is not None:
+                self._synced_at = now
+                self._writer.call(syncing.sync, lambda _: self._synced(syncing, now))
 
     def _flush(self, now: float) -> OSError | None:
         try:
-            is_written = self.ledger.write(self._scribe.drain())
+            is_written = self.ledger.write(self._records.drain())
         except OSError as error:
             self._failed(error, now)
             return error
@@ -128,30 +138,38 @@ class Keeper:
             )
         self._failed_at = now
 
-    def _sync(self, now: float) -> None:
-        syncing = self.ledger.begin_sync()
-        if syncing is None:
-            return
-        self._synced_at = now
-        self._is_syncing = True
-        self._writer.call(syncing.sync, lambda _: self._synced(syncing, now))
-
     def _synced(self, syncing: Syncing, now: float) -> None:
-        self._is_syncing = False
         try:
             self.ledger.end_sync(syncing)
         except OSError as error:
             self._failed(error, now)
+            return
+        closed = self.ledger.closed_segments
+        if closed > self._compressed_segments:
+            self._writer.call(lambda: self._compress(closed), self._compressed)
+
+    def _compress(self, closed: int) -> int:
+        """Compress the segments up to this number; return up to which all of them are."""
+        done = self._compressed_segments
+        bytes_min = int(self.ledger.segment_bytes * COMPRESSED_SHARE_MIN)
+        # A disk that is full leaves them as they are; the next sync tries again.
+        with contextlib.suppress(OSError):
+            compress_segments(self.disk, range(done + 1, closed + 1), bytes_min)
+            done = closed
+        return done
+
+    def _compressed(self, done: int) -> None:
+        self._compressed_segments = done
 
     # --- checkpoints ------------------------------------------------------------------------------
 
     def save(self, cut: Cut, facts: dict[str, Any], now: float) -> None:
-        """Capture the learner at this very place between two steps, and write it while training goes on."""
+        """Capture the learner right after the steps of `cut`, and write it while training goes on."""
         self._learner.call(
             lambda: self._capture_at(cut.version), lambda state: self._captured(state, cut, facts, now)
         )
 
-    def _capture_at(self, version: int) -> Captured | str:
+    def _capture_at(self, version: int) -> CapturedState | str:
         try:
             state = self._capture()
         except JobError as error:
@@ -159,28 +177,25 @@ class Keeper:
         if state.version != version:
             return f"the learner is at version {state.version}, not {version}"
         if self.steps is not None:
-            self._begin_steps(self.steps, version)
+            # Later steps need only this checkpoint. Without a new segment none of them is durable.
+            try:
+                self.steps.begin(version)
+            except OSError:
+                self.steps.close()
         return state
 
-    def _begin_steps(self, steps: StepLog, version: int) -> None:
-        # Steps after this one need only this checkpoint; if the segment cannot be made, none is durable.
-        try:
-            steps.begin(version)
-        except OSError:
-            steps.close()
-
-    def _captured(self, state: Captured | str, cut: Cut, facts: dict[str, Any], now: float) -> None:
+    def _captured(self, state: CapturedState | str, cut: Cut, facts: dict[str, Any], now: float) -> None:
         if isinstance(state, str):
             self._dispatch(ev.SaveFailed(state))
             return
-        # Every step of the checkpoint is in the ledger before the checkpoint is there.
+        # Every step of the checkpoint is in the ledger before the checkpoint exists.
         error = self._flush(now)
         if error is not None:
             self._dispatch(ev.SaveFailed(_reason(error)))
             return
         syncing = self.ledger.begin_sync()
         if syncing is None:
-            # A sync is under way, after which writing goes on; the writer does one thing after another.
+            # Another sync is under way; the writer makes one call after another.
             self._writer.call(lambda: None, lambda _: self._captured(state, cut, facts, now))
             return
         self._writer.call(
@@ -188,16 +203,19 @@ class Keeper:
             lambda written: self._written(written, cut, syncing, now),
         )
 
-    def _store(self, state: Captured, cut: Cut, facts: dict[str, Any], mark: Mark) -> str:
-        known = facts | {
+    def _store(self, state: CapturedState, cut: Cut, facts: dict[str, Any], mark: Mark) -> str:
+        more = {
             "life": self.life,
             "cut": msgspec.to_builtins(cut, str_keys=True),
             "ledger": msgspec.to_builtins(mark),
             "weights_sha256": state.weights_sha256(),
         }
-        return self.store.save(cut.version, {name: [data] for name, data in state.files().items()}, known)
+        files = {name: [data] for name, data in state.files().items()}
+        return self.store.save(cut.version, files, facts | more)
 
-    def _write(self, state: Captured, cut: Cut, facts: dict[str, Any], syncing: Syncing) -> str | OSError:
+    def _write(
+        self, state: CapturedState, cut: Cut, facts: dict[str, Any], syncing: Syncing
+    ) -> str | OSError:
         syncing.sync()
         if syncing.error is not None:
             return syncing.error
@@ -216,30 +234,29 @@ class Keeper:
             return
         if self.steps is not None:
             self._learner.call(self.steps.anchored)
-        self._scribe.add({"kind": "checkpoint", "version": cut.version, "sha256": written})
+        self.record({"kind": "checkpoint", "version": cut.version, "sha256": written})
         self._dispatch(ev.Saved(cut.progress.steps))
 
     def save_last(self, cut: Cut, facts: dict[str, Any]) -> str:
-        """A checkpoint of the end, now; returns why it could not be written, or nothing."""
+        """Write a last checkpoint now; return why it could not be written, or an empty string."""
         try:
-            if not self.ledger.write(self._scribe.drain()):
+            if not self.ledger.write(self._records.drain()):
                 # A checkpoint never outlives the ledger of its steps.
                 return "the ledger waits for the disk"
             self.ledger.sync()
-            state = self._capture()
-            sha256 = self._store(state, cut, facts, self.ledger.head)
+            sha256 = self._store(self._capture(), cut, facts, self.ledger.head)
         except OSError as error:
             return _reason(error)
         except JobError as error:
             return error.what
-        self._scribe.add({"kind": "checkpoint", "version": cut.version, "sha256": sha256})
+        self.record({"kind": "checkpoint", "version": cut.version, "sha256": sha256})
         return ""
 
     def stop(self, last: Record) -> None:
-        """The last record. What cannot be written now was told before, or is told by the audit."""
-        self._scribe.add(last)
+        """Write the last record. A failing disk was noted before, or the audit finds the end missing."""
+        self.record(last)
         with contextlib.suppress(OSError):
-            self.ledger.write(self._scribe.drain())
+            self.ledger.write(self._records.drain())
             self.ledger.sync()
         self.ledger.close()
         if self.steps is not None:
@@ -256,7 +273,7 @@ class Keeper:
     def log_step(
         self, step: ev.Step, cut: Cut, body: bytes | memoryview, absent: list[int], loss_sum: float
     ) -> bool:
-        """Put a step on the disk before it is applied; False if that is not possible now."""
+        """Log a step before it counts; return False if it is not durable."""
         if self.steps is None:
             return False
         record = {

@@ -1,4 +1,8 @@
-"""Going on with a run: the newest whole checkpoint, and the steps that were logged after it."""
+"""Resuming a run: loads the newest whole checkpoint and replays the steps that were logged after it.
+
+Says which parts of the run's past are lost, and refuses to resume where no state can be restored although
+the run had durable state. Knows no tensors: callers pass functions that load and apply.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,19 @@ from w5xde.control.events import Step
 from w5xde.control.ledger_records import Record, record_of, step_of
 from w5xde.control.steps.cut import Accounts, Aside, Cut
 from w5xde.errors import StorageError
-from w5xde.runtime.durable.checkpoints import FOLDER, Checkpoint, Store
+from w5xde.runtime.durable.checkpoints import FOLDER, Checkpoint
 from w5xde.runtime.durable.disk import Disk
-from w5xde.runtime.durable.ledger import Mark, Reading
+from w5xde.runtime.durable.journal import Journal
+from w5xde.runtime.durable.ledger_segments import LedgerReader, Mark, find_missing_segments
 from w5xde.runtime.durable.sealed_json import NOTHING, Damaged
 from w5xde.runtime.durable.step_log import Logged, read_steps
 
-# More batches than anybody puts into one step: a count in a file is no reason to build as many numbers.
+# More batches than any step has: a count in a damaged file must not make us build as many numbers.
 STEP_BATCHES_MAX = 2**20
 
 
 class KeptNode(msgspec.Struct, frozen=True):
-    """One node's part in the run, so far."""
+    """One node's part in the run so far, as a checkpoint keeps it."""
 
     name: str
     device: str
@@ -41,7 +46,7 @@ class KeptNode(msgspec.Struct, frozen=True):
 
 
 class KeptMeters(msgspec.Struct, frozen=True):
-    """What a checkpoint keeps of all that is counted."""
+    """The run's measurements, as a checkpoint keeps them."""
 
     loss_first: float | None = None
     loss_last: float | None = None
@@ -54,8 +59,18 @@ class KeptMeters(msgspec.Struct, frozen=True):
     nodes: list[KeptNode] = []
 
 
+class Written(msgspec.Struct, frozen=True):
+    """How far the ledger was once durable: in which life, and up to which line. The manifest has one too."""
+
+    life: int = 0
+    ledger: Mark = Mark()
+
+
+NOTHING_WRITTEN = Written()
+
+
 class Facts(msgspec.Struct, frozen=True):
-    """What a checkpoint says besides its files."""
+    """A checkpoint's facts, besides its files. `life` and `ledger` are those of a `Written`."""
 
     life: int
     cut: Cut
@@ -64,24 +79,24 @@ class Facts(msgspec.Struct, frozen=True):
     meters: KeptMeters
 
 
-class KeptShare(msgspec.Struct, frozen=True):
-    """Of a step that was logged, what says how much there is to build of it."""
+class _LoggedSizes(msgspec.Struct, frozen=True):
+    """The batches of a logged step: pairs of (samples, number of such batches)."""
 
     sizes: list[tuple[int, Annotated[int, msgspec.Meta(ge=1, le=STEP_BATCHES_MAX)]]]
 
 
-class KeptStep(msgspec.Struct, frozen=True):
-    """What a record of the step log says besides its gradient."""
+class _LoggedStep(msgspec.Struct, frozen=True):
+    """A record of the step log, without its gradient."""
 
-    step: KeptShare
+    step: _LoggedSizes
     cut: Cut
     loss_sum: float
 
 
 def facts_of(checkpoint: Checkpoint) -> Facts:
-    """Its facts, if they are facts at all."""
+    """Return a checkpoint's facts; StorageError if they make no sense."""
     try:
-        # JSON knows only strings as keys, and a cut counts epochs by number.
+        # JSON has only strings as keys, and a cut counts epochs by number.
         return msgspec.convert(checkpoint.facts, Facts, str_keys=True)
     except msgspec.ValidationError as error:
         raise StorageError(
@@ -93,7 +108,7 @@ def facts_of(checkpoint: Checkpoint) -> Facts:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A step that was applied again from the log, what was set aside then, and epochs complete by then."""
+    """A step applied again from the log, with the batches set aside and the epochs complete at that step."""
 
     step: Step
     loss_sum: float
@@ -112,23 +127,26 @@ class Replayed:
 
 @dataclass(slots=True)
 class Restored:
-    """From where a coordinator goes on."""
+    """The place in the run from which a coordinator continues."""
 
-    # None: nothing was ever durable, and everything begins anew.
+    # None: no step was ever durable, and the run begins anew.
     cut: Cut | None = None
     version: int = 0
     sha256: str = NOTHING
+    # Newer checkpoints that are damaged, and parts of the ledger that are missing: one sentence each.
     damaged: list[str] = field(default_factory=list)
-    # What the checkpoint says is set aside; later steps of the log may have set aside more, or less.
+    lost: list[str] = field(default_factory=list)
+    # The batches set aside at the checkpoint; replayed steps may have set aside more, or fewer.
     aside: list[Aside] = field(default_factory=list)
     replayed: list[Replayed] = field(default_factory=list)
     last: Logged | None = None
     meters: KeptMeters = field(default_factory=KeptMeters)
 
     def records(self, aside: list[Aside]) -> list[Record]:
-        """What the ledger says of it; `aside` is what is still set aside, all else is tried again."""
+        """Return the ledger records of this restart; `aside`: batches that are not tried again."""
         restore = {"kind": "restore", "version": self.version, "sha256": self.sha256, "damaged": self.damaged}
         return [
+            *({"kind": "lost", "text": text} for text in self.lost),
             restore | {"aside": _keys(self.aside)},
             *(record for each in self.replayed for record in each.records()),
             {"kind": "resumed", "aside": _keys(aside)},
@@ -139,54 +157,35 @@ def _keys(aside: list[Aside]) -> list[tuple[int, int]]:
     return [(each.epoch, each.batch) for each in aside]
 
 
-def newest(disk: Disk, store: Store, run: str) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint to go on from; a run whose checkpoints are all damaged is not begun anew in silence."""
-    checkpoint, damaged = store.newest()
-    if checkpoint is None and not damaged and _had_checkpoints(disk):
-        raise StorageError(
-            f"run {run} had checkpoints, and they are gone",
-            code="W5-407",
-            fix=f"restore {FOLDER}/ from a copy, or start a new run",
-        )
-    if checkpoint is None and damaged:
-        raise StorageError(
-            f"no checkpoint of run {run} is whole: {'; '.join(damaged)}",
-            code="W5-407",
-            fix=f"they are kept in {FOLDER}/ as damaged-…; restore one from a copy, or start a new run",
-        )
-    return checkpoint, damaged
-
-
-def _had_checkpoints(disk: Disk) -> bool:
-    return any(
-        isinstance(record, dict) and record.get("kind") == "checkpoint" for record in Reading(disk).records()
-    )
-
-
 def restore(
-    disk: Disk,
-    store: Store,
+    journal: Journal,
     load: Callable[[dict[str, bytes]], None],
     apply: Callable[[Step, dict[str, Any], bytes], None],
     run: str,
+    written: Written = NOTHING_WRITTEN,
 ) -> Restored:
-    """Find where the run can go on: `load` a checkpoint's files, then `apply` each logged step."""
-    checkpoint, damaged = newest(disk, store, run)
-    restored = Restored(damaged=damaged)
-    if checkpoint is not None:
-        facts = facts_of(checkpoint)
+    """Restore a run: `load` a checkpoint's files, then `apply` each logged step.
+
+    `written` is the manifest's word on how far the ledger went.
+    """
+    checkpoint, damaged = journal.store.newest()
+    facts = facts_of(checkpoint) if checkpoint is not None else None
+    restored = Restored(damaged=damaged, lost=_find_losses(journal, written, facts or written))
+    journal.begin_life_after(max(written.life, facts.life if facts is not None else 0))
+    if checkpoint is not None and facts is not None:
         load(checkpoint.files)
         restored.cut, restored.meters = facts.cut, facts.meters
         restored.aside = facts.cut.accounts.aside
         restored.version, restored.sha256 = checkpoint.version, checkpoint.sha256
+    else:
+        _require_never_saved(journal.disk, restored, run)
     # Steps may have been logged before there was any checkpoint.
-    for record, body in _whole_steps(disk, restored.version):
-        before = restored.cut
+    for record, body in _whole_steps(journal.disk, restored.version):
+        before = restored.cut.accounts if restored.cut is not None else Accounts()
         try:
-            # JSON knows only strings as keys, and a cut counts epochs by number.
-            kept = msgspec.convert(record, KeptStep, str_keys=True)
+            logged = msgspec.convert(record, _LoggedStep, str_keys=True)
             step = step_of(record["step"])
-            restored.cut = kept.cut
+            restored.cut = logged.cut
             apply(step, record, body)
         except (
             LookupError,
@@ -203,9 +202,44 @@ def restore(
             ) from error
         restored.last = (record, body)
         now = restored.cut.accounts
-        completed = now.completed_since(before.accounts if before is not None else Accounts())
-        restored.replayed.append(Replayed(step, kept.loss_sum, now.aside, completed))
+        restored.replayed.append(Replayed(step, logged.loss_sum, now.aside, now.completed_since(before)))
     return restored
+
+
+def _find_losses(journal: Journal, *durable: Written | Facts) -> list[str]:
+    """Describe the parts of the ledger that are missing, of which all up to `durable` was synced."""
+    found = find_missing_segments(journal.disk)
+    life, records = journal.life - 1, journal.ledger.head.records
+    lives, lines = max(each.life for each in durable), max(each.ledger.records for each in durable)
+    if life < lives or records < lines:
+        found.append(
+            f"the ledger has lost its end: it has {records} lines up to life {life}, and had at least"
+            f" {lines} lines up to life {lives}"
+        )
+    return found
+
+
+def _require_never_saved(disk: Disk, restored: Restored, run: str) -> None:
+    """Refuse to begin a run anew that had a checkpoint, or may have had one."""
+    if restored.damaged:
+        raise StorageError(
+            f"no checkpoint of run {run} is whole: {'; '.join(restored.damaged)}",
+            code="W5-407",
+            fix=f"they are kept in {FOLDER}/ as damaged-…; restore one from a copy, or start a new run",
+        )
+    had_one = any(
+        isinstance(record, dict) and record.get("kind") == "checkpoint"
+        for record in LedgerReader(disk).records()
+    )
+    if had_one or restored.lost:
+        what = (
+            "had checkpoints, and they are gone" if had_one else f"has no checkpoint, and {restored.lost[0]}"
+        )
+        raise StorageError(
+            f"run {run} {what}",
+            code="W5-407",
+            fix=f"restore {FOLDER}/ from a copy, or start a new run",
+        )
 
 
 def _whole_steps(disk: Disk, version: int) -> Iterator[Logged]:

@@ -1,12 +1,12 @@
-"""The run folder: what is kept of a run, readable by anybody without w5xde.
+"""The run folder: its lock, manifest, metrics and model. Other programs can read all of its files.
 
-runs/NAME/manifest.json       what was run: settings, versions, model, result
-runs/NAME/metrics.jsonl       one object every moment: step, loss, rates, nodes
-runs/NAME/ledger-*.jsonl      every event, chained: who joined, was lent what, gave what (see ledger.py)
-runs/NAME/checkpoints/        where the run can go on from (see store.py)
-runs/NAME/steps-*.log         with --durability step: what was applied since (see steplog.py)
-runs/NAME/tickets.json        who may join; of secrets only their hashes (see tickets.py)
-runs/NAME/lock                which process owns it
+runs/NAME/manifest.json       settings, versions, model, result
+runs/NAME/metrics.jsonl       one object a second: step, loss, rates, nodes
+runs/NAME/ledger-*.jsonl      every event, chained by hashes; full ones end in .zst (see ledger_segments.py)
+runs/NAME/checkpoints/        states from which the run can be resumed (see checkpoints.py)
+runs/NAME/steps-*.log         with --durability step: the steps since the checkpoint (see step_log.py)
+runs/NAME/tickets.json        tickets and nodes; of secrets only their hashes (see admission/register.py)
+runs/NAME/lock                the process that owns the run
 runs/NAME/model.safetensors   the trained weights
 """
 
@@ -19,7 +19,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -30,11 +30,12 @@ from w5xde.errors import StorageError
 from w5xde.runs import MANIFEST, free_name, read_manifest
 from w5xde.runtime.durable.disk import RealDisk, replace
 from w5xde.runtime.durable.lock import RunLock
+from w5xde.runtime.durable.resume import NOTHING_WRITTEN, Written
 from w5xde.sanitize import harmless, to_json
 
 
-class Recorder:
-    """Owns one run's folder: a new one, or with `settings.resume` that of an earlier run."""
+class RunFolder:
+    """Owns one run's folder: a new one, or with `settings.resume` an earlier run's."""
 
     def __init__(self, settings: Settings, job_name: str) -> None:
         self.is_resumed = settings.resume is not None
@@ -45,9 +46,10 @@ class Recorder:
             self._make_folder()
         self._lock = RunLock(self.folder)
         self.disk = RealDisk(self.folder)
-        self._facts: dict[str, Any] = {
+        # The manifest as it will be written next: a start that fails leaves the file as it was.
+        self.facts: dict[str, Any] = {
             "run": self.name,
-            # Unlike its name it is no other run's, wherever that is: keys are kept by it.
+            # Unique across machines, unlike the name: the state folder keeps keys by it.
             "id": secrets.token_hex(8),
             "w5xde": w5xde.__version__,
             "torch": str(torch.__version__),
@@ -55,26 +57,31 @@ class Recorder:
             "machine": platform.machine(),
             "settings": msgspec.to_builtins(settings),
         }
+        # How far earlier lives wrote the ledger.
+        self.written = NOTHING_WRITTEN
         if self.is_resumed:
-            # How an earlier life ended says nothing of this one.
             before = read_manifest(self.folder)
-            kept = {key: before[key] for key in before.keys() - {"result", "reason", "ledger"}}
-            self._facts = kept | self._facts | {"id": kept.get("id", self._facts["id"])}
-        self._tell: Callable[[str], None] = lambda text: None
-        self._is_told = False
-        self._metrics = self._open("metrics.jsonl")
+            self.written = written_by(before, self.folder)
+            # How an earlier life ended says nothing of this one.
+            kept = {key: before[key] for key in before.keys() - {"result", "reason"}}
+            self.facts = kept | self.facts | {"id": kept.get("id", self.facts["id"])}
+        self._report: Callable[[str], None] = lambda text: None
+        self._is_reported = False
+        # Line by line, so that a killed coordinator leaves whole lines.
+        self._metrics = (self.folder / "metrics.jsonl").open("a", encoding="utf-8", buffering=1)
 
     def _make_folder(self) -> None:
-        try:
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
-            self.folder.mkdir()
-            RealDisk(self.folder.parent).sync_folder()
-        except FileExistsError:
+        if self.folder.exists():
             raise StorageError(
                 f"there is a run named {self.name} already",
                 code="W5-403",
                 fix=f"go on with it by  --resume {self.name} , or choose another --name",
-            ) from None
+            )
+        try:
+            # FileExistsError here: --runs names a file, or another run took the name this very moment.
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir()
+            RealDisk(self.folder.parent).sync_folder()
         except OSError as error:
             raise StorageError(
                 f"the run folder {self.folder} cannot be made: {error.strerror}",
@@ -82,45 +89,32 @@ class Recorder:
                 fix="choose another folder with --runs",
             ) from error
 
-    def _open(self, name: str) -> IO[str]:
-        # One line at a time reaches the file, so that a killed coordinator leaves whole lines.
-        return (self.folder / name).open("a", encoding="utf-8", buffering=1)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The manifest as it stands."""
-        return self._facts
-
-    def learn(self, facts: dict[str, Any]) -> None:
-        """Add to the manifest when that is next written: a start that fails leaves it as it was."""
-        self._facts |= facts
-
     def manifest(self, facts: dict[str, Any]) -> None:
-        """Add to the manifest; the file is written whole or not at all."""
-        self.learn(facts)
+        """Add facts and write the manifest atomically."""
+        self.facts |= facts
         try:
-            replace(self.disk, MANIFEST, to_json(self._facts).encode() + b"\n")
+            replace(self.disk, MANIFEST, to_json(self.facts).encode() + b"\n")
         except OSError as error:
             self._trouble(MANIFEST, error)
 
     def watch(self, trouble: Callable[[str], None]) -> None:
-        """Training goes on when the folder cannot be written; `trouble` tells once."""
-        self._tell = trouble
+        """Pass one sentence to `trouble` when the folder cannot be written; training goes on."""
+        self._report = trouble
 
     def metrics(self, row: dict[str, Any]) -> None:
         try:
             self._metrics.write(to_json(row) + "\n")
-            self._is_told = False
+            self._is_reported = False
         except OSError as error:
             self._trouble("metrics.jsonl", error)
 
     def _trouble(self, name: str, error: OSError) -> None:
-        if not self._is_told:
-            self._is_told = True
-            self._tell(f"{name} cannot be written: {error.strerror}; training goes on")
+        if not self._is_reported:
+            self._is_reported = True
+            self._report(f"{name} cannot be written: {error.strerror}; training goes on")
 
     def save_model(self, data: bytes) -> None:
-        """Write the model; a folder that cannot be written is told with its fix."""
+        """Write the trained weights atomically."""
         try:
             replace(self.disk, "model.safetensors", data)
         except OSError as error:
@@ -131,13 +125,23 @@ class Recorder:
             ) from error
 
     def discard(self) -> None:
-        """The run never began: leave no trace of it, unless it had begun before."""
+        """Remove a new run that never began; only close a resumed one."""
         self.close()
         if not self.is_resumed:
             shutil.rmtree(self.folder)
 
     def close(self) -> None:
-        # What could not be written was told when it happened.
+        # A failed write was reported when it happened.
         with contextlib.suppress(OSError):
             self._metrics.close()
         self._lock.release()
+
+
+def written_by(manifest: dict[str, Any], folder: Path) -> Written:
+    """Return how far a run's manifest says that the ledger was written."""
+    try:
+        return msgspec.convert(manifest, Written)
+    except msgspec.ValidationError as error:
+        raise StorageError(
+            f"{folder / MANIFEST} makes no sense: {error}", code="W5-401", fix="restore it from a copy"
+        ) from error

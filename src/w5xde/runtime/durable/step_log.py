@@ -1,9 +1,10 @@
-"""The step log: with `--durability step` every step is here, synced, before it counts.
+"""The step log: with `--durability step` each step is written and synced here before it counts.
 
-    steps-2-1-000000500.log    what life 2 of the coordinator applied from version 500 on: its first segment
+    steps-2-1-000000500.log    first segment of the coordinator's second life, from version 500 on
 
-A record is the sum of a step's gradients and what belongs to it: after a crash the learner applies it again,
-and has the same weights. Segments go when no checkpoint needs them any more.
+A record holds the sum of a step's gradients and the core's cut after that step. After a crash the learner
+applies the records again and gets the same weights. Segments that no checkpoint needs are removed.
+Knows neither gradients nor cuts: a record is a JSON header and a body of bytes.
 """
 
 from __future__ import annotations
@@ -20,39 +21,39 @@ import msgspec
 from w5xde.runtime.durable.disk import Appender, Disk
 from w5xde.runtime.durable.sealed_json import Damaged, parse
 
-_HEAD = struct.Struct("<4sIQ32s")
+# Magic, bytes of the header, bytes of the body, sha256 of both.
+_PREFIX = struct.Struct("<4sIQ32s")
 _MAGIC = b"w5sl"
 
-# A record and its body.
+# A record's header and its body.
 Logged = tuple[dict[str, Any], bytes]
 _NAME = re.compile(r"steps-(\d+)-(\d+)-(\d{9,})\.log")
 
 
 class StepLog:
-    """Writes one life's steps."""
+    """Writes the steps of one life of the coordinator."""
 
     def __init__(self, disk: Disk, life: int) -> None:
         self._disk = disk
-        self._life = life
+        self.life = life
         self._file: Appender | None = None
-        # Whether a step is missing before the segment: until a checkpoint covers that, nothing counts.
+        # A step is missing before the open segment: nothing is durable until a checkpoint covers the gap.
         self._has_gap = False
-        # One that died before the ledger knew of it has had the same number of life.
-        self._segments = max((number for of, number, _, _ in _segments(disk) if of == life), default=0)
-        # The version with which the open segment began, as long as nothing is in it.
+        # The version at which the open segment begins, while the segment is empty.
         self._first: int | None = None
 
     def begin(self, version: int) -> None:
-        """Steps from this version on go into a segment of their own."""
+        """Write the steps from this version on into a new segment."""
         if self._file is not None and self._first == version:
-            return  # nothing was written into it
+            return  # the open segment is still empty
         self.close()
-        self._segments += 1
-        self._file = self._disk.append(f"steps-{self._life}-{self._segments}-{version:09}.log")
+        # A life that died before its ledger was written has had the same number as this one.
+        number = max((number for life, number, _, _ in _segments(self._disk) if life == self.life), default=0)
+        self._file = self._disk.append(f"steps-{self.life}-{number + 1}-{version:09}.log")
         self._first = version
 
     def resume(self, version: int, last: Logged | None) -> None:
-        """Go on after what was read. The last of that may not have been synced: it is written once more."""
+        """Continue after the replayed steps. The last of them may not be synced: write it once more."""
         if last is None:
             self.begin(version)
         else:
@@ -60,11 +61,11 @@ class StepLog:
             self.write(*last)
 
     def anchored(self) -> None:
-        """The checkpoint with which the segment begins is on the disk."""
+        """The checkpoint with which the open segment begins is durable."""
         self._has_gap = self._file is None
 
     def write(self, record: dict[str, Any], body: bytes | memoryview) -> bool:
-        """Write a step and sync it; False if that makes nothing durable, because an earlier write failed."""
+        """Write and sync a step; return False if it is not durable because an earlier write failed."""
         if self._file is None:
             self._has_gap = True
             return False
@@ -72,12 +73,12 @@ class StepLog:
         header = msgspec.json.encode(record)
         digest = hashlib.sha256(header)
         digest.update(body)
-        head = _HEAD.pack(_MAGIC, len(header), memoryview(body).nbytes, digest.digest())
+        prefix = _PREFIX.pack(_MAGIC, len(header), memoryview(body).nbytes, digest.digest())
         try:
-            self._file.write(b"".join((head, header, body)))
+            self._file.write(b"".join((prefix, header, body)))
             self._file.sync()
         except OSError:
-            # Steps after one that is missing are worth nothing: the next segment begins with a checkpoint.
+            # Steps after a missing one cannot be replayed: the next segment begins with a checkpoint.
             self.close()
             self._has_gap = True
             raise
@@ -90,32 +91,38 @@ class StepLog:
 
 
 def _segments(disk: Disk) -> list[tuple[int, int, int, str]]:
-    """(life, number, first version, name) in the order in which they were written."""
+    """Return (life, number, first version, name) of each segment, in the order of writing."""
     found = [(match, name) for name in disk.names() if (match := _NAME.fullmatch(name))]
     return sorted((int(match[1]), int(match[2]), int(match[3]), name) for match, name in found)
 
 
+def newest_life(disk: Disk) -> int:
+    """Return the highest life that logged steps; 0 if none did."""
+    return max((life for life, *_ in _segments(disk)), default=0)
+
+
 def forget_steps(disk: Disk, version: int) -> None:
-    """No checkpoint older than this version is left: drop what only older ones need."""
+    """Remove the segments that no checkpoint of this version or a later one needs."""
     for (_, _, _, name), (_, _, later, _) in pairwise(_segments(disk)):
         if later <= version:
             disk.remove(name)
 
 
 def read_steps(disk: Disk, version: int) -> Iterator[Logged]:
-    """Steps from `version` on, each applied to the one before, as far as they are whole.
+    """Yield the steps from `version` on, one record at a time, up to the first that is torn or missing.
 
-    Damaged: one is whole, and yet nothing that we would write.
+    Raises Damaged for a record whose hash is right and whose content no writer of ours produces.
     """
     segments = _segments(disk)
-    # What a later segment begins with is what really followed; one without a whole record says nothing.
-    firsts = [first if any(_records(disk.read(name))) else None for _, _, first, name in segments]
+    # A later segment supersedes what an earlier one has from its first version on, unless it is empty.
+    firsts = [
+        first if next(_records(disk, name), None) is not None else None for _, _, first, name in segments
+    ]
     for at, (_, _, _, name) in enumerate(segments):
         limit = min((first for first in firsts[at + 1 :] if first is not None), default=None)
         if limit is not None and limit <= version:
             continue
-        # One segment at a time: it holds every gradient since a checkpoint.
-        for record, body in _records(disk.read(name)):
+        for record, body in _records(disk, name):
             if limit is not None and record["version"] >= limit:
                 break
             if record["version"] == version:
@@ -123,19 +130,22 @@ def read_steps(disk: Disk, version: int) -> Iterator[Logged]:
                 version += 1
 
 
-def _records(data: bytes) -> Iterator[Logged]:
+def _records(disk: Disk, name: str) -> Iterator[Logged]:
+    """Yield a segment's whole records. A body is as large as the model: only one is in memory at a time."""
     at = 0
-    while at + _HEAD.size <= len(data):
-        magic, header_bytes, body_bytes, digest = _HEAD.unpack_from(data, at)
-        start, middle, end = (
-            at + _HEAD.size,
-            at + _HEAD.size + header_bytes,
-            at + _HEAD.size + header_bytes + body_bytes,
-        )
-        if magic != _MAGIC or end > len(data) or hashlib.sha256(data[start:end]).digest() != digest:
+    while len(prefix := disk.read(name, at, _PREFIX.size)) == _PREFIX.size:
+        magic, header_bytes, body_bytes, digest = _PREFIX.unpack(prefix)
+        if magic != _MAGIC:
             return
-        record = parse(data[start:middle], dict[str, Any])
+        at += _PREFIX.size
+        header = disk.read(name, at, header_bytes)
+        body = disk.read(name, at + header_bytes, body_bytes)
+        found = hashlib.sha256(header)
+        found.update(body)
+        if (len(header), len(body), found.digest()) != (header_bytes, body_bytes, digest):
+            return
+        record = parse(header, dict[str, Any])
         if not isinstance(record.get("version"), int):
             raise Damaged("a record of the step log has no version")
-        yield record, data[middle:end]
-        at = end
+        yield record, body
+        at += header_bytes + body_bytes

@@ -1,7 +1,8 @@
-"""Connections: TCP in, frames out, and the other way round.
+"""Connections: turns bytes from a socket into messages, and messages into bytes.
 
-One `Connection` per peer: it decodes straight into place, checks every word against the session's table,
-and sends large bodies in slices, so that no peer makes our memory grow. It decides nothing.
+A `Connection` decodes each body straight into its final memory, checks every message against the session's
+table, and sends large bodies in slices, so that a slow peer does not make the process grow. It decides
+nothing, and knows neither nodes nor coordinators.
 """
 
 from __future__ import annotations
@@ -25,66 +26,67 @@ if TYPE_CHECKING:
 
 Buffer = bytes | bytearray | memoryview
 
-# Below this a frame is joined and written at once: one system call, and no queue.
+# A frame with a body up to this size is joined and written in one system call, without a queue.
 JOIN_BYTES_MAX = 64 * 1024
-# Large bodies are written in slices, because asyncio copies what the socket does not take at once.
+# Larger bodies are written in slices, because asyncio copies what the socket does not take at once.
 SLICE_BYTES = 256 * 1024
-# Pieces at least this long we write to the socket ourselves, so much at a time: asyncio would copy them.
+# Pieces of at least this size bypass asyncio, which would copy them; so much is written per system call.
 DIRECT_BYTES_MIN = 512 * 1024
 DIRECT_BYTES = 4 * 1024 * 1024
-# A body at least this long says how fast the link is; a shorter one is there at once, or came with others.
+# Only a body of at least this size says how fast the link is: shorter ones arrive in one piece.
 MEASURED_BYTES_MIN = 64 * 1024
 # The weight of the newest measurement of the link.
 _NEWEST = 0.5
-# How long a parting peer may take to read our last words.
+# How long a peer may take to read what was sent before the connection closes.
 LAST_WORDS_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose connection it is: what it is told, and what it is asked."""
+    """The callbacks of a connection's owner."""
 
     opened: Callable[[Connection], None]
     heard: Callable[[Connection, Message, Body], None]
     lost: Callable[[Connection, str], None]
+    # Any byte has arrived.
     alive: Callable[[], None]
     configure: Callable[[Any], None] = lambda sock: None
-    # Where a large body goes.
+    # Returns the memory for a large body.
     place: Callable[[Message, int], Body | Stream] | None = None
-    # May a body come now, or must it wait for `go_on`?
+    # Returns whether a body may arrive now, or must wait for `go_on`.
     admit: Callable[[Connection, Message, int], bool] | None = None
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One peer."""
+    """The connection with one peer."""
 
     def __init__(self, side: str, owner: Owner, limits: Limits = GREETING_LIMITS) -> None:
         self.session = Session(side)
         self.peer = "?"
         self.bytes_sent = 0
         self.bytes_received = 0
-        # Time that passed from the first to the last byte of what was sent and received.
+        # Time from the first to the last byte of frames, summed.
         self.seconds_sending = 0.0
         self.seconds_receiving = 0.0
-        # Bytes a second at which large bodies arrive; 0: none has yet.
+        # Bytes per second at which large bodies arrive; 0 until the first one has.
         self.link = 0.0
         self._sending_since: float | None = None
-        # Where the body that is arriving began: when, and after how many bytes.
+        # When the body that is arriving began, and after how many bytes of this connection.
         self._body_since: tuple[float, int] | None = None
         self._decoder = Decoder(limits, owner.place)
         self._owner = owner
         self._transport: asyncio.Transport | None = None
         self._queue: deque[tuple[memoryview, Callable[[], None] | None]] = deque()
         self._unsent: list[Callable[[], None]] = []
+        # Small messages that wait for the next one.
         self._held = b""
         self._direct: socket.socket | None = None
-        # From how long on pieces are written around asyncio.
         self._direct_bytes_min: float = DIRECT_BYTES_MIN
         self._is_paused = False
         self._paused_at = 0.0
         self._is_closing = False
         self._reason = ""
-        # The code of what the peer did wrong, if it did.
+        # The error code of a rule of the protocol that the peer broke; empty if it broke none.
         self.fault = ""
 
     @property
@@ -97,26 +99,26 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def stuck_since(self) -> float | None:
-        """Since when (monotonic) the peer has taken nothing of what waits for it; None: nothing waits."""
+        """The monotonic time since when the peer has read nothing of what waits; None if nothing waits."""
         return self._paused_at if self._is_paused else None
 
     @property
     def frame_began(self) -> int | None:
-        """After how many bytes the frame began that is still arriving; None: none is."""
+        """After how many received bytes the frame began that is still arriving; None if none is."""
         if self._body_since is not None:
             return self._body_since[1]
         return self.bytes_received - self._decoder.filled if self._decoder.filled else None
 
-    # --- asyncio's side ---------------------------------------------------------------------------
+    # --- called by asyncio ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        # Told whenever asyncio holds anything back: then what we gave it must not change yet. Its TLS would
-        # tell us so at zero bytes too, and then never that it holds nothing.
+        # asyncio must tell whenever it buffers anything, because then `sent` must wait. With a limit of zero
+        # its TLS would pause writing with an empty buffer, and never resume.
         is_secured = transport.get_extra_info("sslcontext") is not None
         self._transport.set_write_buffer_limits(high=1 if is_secured else 0)
         if is_secured:
-            # Writing to the socket itself would send clear text past TLS.
+            # Bytes written to the socket itself would bypass TLS in clear text.
             self._direct_bytes_min = math.inf
         address = transport.get_extra_info("peername")
         self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "this machine"
@@ -128,7 +130,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_received += nbytes
-        # Any byte is a sign of life: a large body may take longer than silence is forgiven.
+        # Any byte is a sign of life: a large body may take longer than a node may be silent.
         self._owner.alive()
         try:
             frames = self._decoder.buffer_updated(nbytes)
@@ -137,7 +139,7 @@ class Connection(asyncio.BufferedProtocol):
             for message, body in frames:
                 if self.session.hear(message, len(body)):
                     self._owner.heard(self, message, body)
-            # Not before what came first was heard: what the body is for may depend on that.
+            # Only after the messages before it were handled: they may say what the body is for.
             if self._body_since is None and self._decoder.is_in_body:
                 self._body_began()
         except RemoteProtocolError as error:
@@ -148,11 +150,11 @@ class Connection(asyncio.BufferedProtocol):
         self._body_since = (time.perf_counter(), self.bytes_received)
         arriving = self._decoder.arriving
         admit = self._owner.admit
-        if admit is not None and arriving is not None and not admit(self, *arriving):
-            self._pause_reading()
+        if admit is not None and arriving is not None and not admit(self, *arriving) and self._transport:
+            self._transport.pause_reading()
 
     def _body_ended(self, then: float, before: int) -> None:
-        """A body is complete that began at this time, after so many bytes."""
+        """The body is complete that began at time `then`, when `before` bytes had arrived."""
         now = time.perf_counter()
         self._body_since = None
         self.seconds_receiving += now - then
@@ -160,19 +162,12 @@ class Connection(asyncio.BufferedProtocol):
             rate = (self.bytes_received - before) / (now - then)
             self.link += (_NEWEST if self.link else 1.0) * (rate - self.link)
 
-    def _pause_reading(self) -> None:
-        if self._transport is not None:
-            self._transport.pause_reading()
-
     def go_on(self) -> None:
-        """The body that had to wait may come now."""
-        # The time it waited says nothing about the link.
+        """Let the body arrive that `admit` made wait."""
+        # The time that it waited says nothing about the link.
         self._body_since = (time.perf_counter(), self.bytes_received)
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def eof_received(self) -> bool:
-        return False
+        if self._is_writable:
+            cast(asyncio.Transport, self._transport).resume_reading()
 
     def pause_writing(self) -> None:
         self._is_paused, self._paused_at = True, time.monotonic()
@@ -190,7 +185,7 @@ class Connection(asyncio.BufferedProtocol):
             self._stop_writing_directly()
             self._direct.close()
             self._direct = None
-        # What was to be sent is its owner's again.
+        # The memory of what was not sent is its owner's again.
         unsent = [*self._unsent, *(sent for _, sent in self._queue if sent is not None)]
         self._queue.clear()
         self._unsent.clear()
@@ -198,11 +193,16 @@ class Connection(asyncio.BufferedProtocol):
             sent()
         reason = str(exc) if exc else "the connection closed"
         if isinstance(exc, ConnectionError):
-            # A reset: whoever turned us away was gone before its words were read. Not a number for people.
+            # A reset. The error number says nothing to users.
             reason = f"the connection closed ({exc.strerror or exc})"
         self._owner.lost(self, self._reason or reason)
 
-    # --- our side ---------------------------------------------------------------------------------
+    # --- called by the owner ----------------------------------------------------------------------
+
+    @property
+    def _is_writable(self) -> bool:
+        """Whether asyncio takes what is written. It logs every write to a connection that has failed."""
+        return self._transport is not None and not self._transport.is_closing()
 
     def send(
         self,
@@ -212,11 +212,11 @@ class Connection(asyncio.BufferedProtocol):
         *,
         hold: bool = False,
     ) -> None:
-        """Say something. `sent` is called when the pieces may be changed again.
+        """Send a message with a body. `sent` is called when the memory of the pieces may be reused.
 
-        With `hold` a small message waits for the next one and travels with it, in one system call.
+        With `hold` a small message waits for the next one, and both are written in one system call.
         """
-        if self._transport is None or self._is_closing:
+        if self._is_closing or not self._is_writable:
             if sent is not None:
                 sent()
             return
@@ -241,10 +241,10 @@ class Connection(asyncio.BufferedProtocol):
         self._pump()
 
     def _write_directly(self, piece: memoryview) -> memoryview:
-        """Write as much as the socket takes; returns the rest, which goes on as soon as there is room."""
+        """Write as much as the socket takes; returns the rest, which is written once there is room."""
         loop = asyncio.get_running_loop()
         if self._direct is None:
-            # asyncio keeps others away from a socket of its own, so this is a second handle of it.
+            # asyncio lets nobody else write to its socket object, so this is a second handle of the socket.
             own = cast(asyncio.Transport, self._transport).get_extra_info("socket")
             self._direct = socket.socket(own.family, own.type, own.proto, os.dup(own.fileno()))
             self._direct.setblocking(False)
@@ -256,7 +256,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.pause_writing()
                 loop.add_writer(self._direct, self._writable)
         except OSError as error:
-            # asyncio sees the same when it reads, and tells; this only says it sooner.
+            # asyncio finds the same error when it reads; this only finds it sooner.
             self._reason = self._reason or os.strerror(error.errno or 0)
             loop.call_soon(self.abort)
         return piece
@@ -270,14 +270,14 @@ class Connection(asyncio.BufferedProtocol):
             asyncio.get_running_loop().remove_writer(self._direct)
 
     def _release(self) -> None:
-        if self._held and self._transport is not None:
+        if self._held and self._is_writable:
             begun = time.perf_counter()
-            self._transport.write(self._held)
+            cast(asyncio.Transport, self._transport).write(self._held)
             self.seconds_sending += time.perf_counter() - begun
         self._held = b""
 
     def close(self) -> None:
-        """Part once everything has been sent."""
+        """Close once everything has been sent."""
         self._is_closing = True
         self._release()
         if self._transport is not None and not self._queue:
@@ -286,14 +286,15 @@ class Connection(asyncio.BufferedProtocol):
             asyncio.get_running_loop().call_later(LAST_WORDS_SECONDS, self.abort)
 
     def abort(self) -> None:
-        """Part now."""
+        """Close at once."""
         if self._transport is not None:
             self._transport.abort()
 
     def _pump(self) -> None:
-        while self._queue and not self._is_paused and self._transport is not None:
+        transport = cast(asyncio.Transport, self._transport)
+        while self._queue and not self._is_paused and self._is_writable:
             piece, sent = self._queue.popleft()
-            if len(piece) >= self._direct_bytes_min and not self._transport.get_write_buffer_size():
+            if len(piece) >= self._direct_bytes_min and not transport.get_write_buffer_size():
                 rest = self._write_directly(piece)
                 if len(rest):
                     self._queue.appendleft((rest, sent))
@@ -304,14 +305,14 @@ class Connection(asyncio.BufferedProtocol):
             if len(piece) > SLICE_BYTES:
                 self._queue.appendleft((piece[SLICE_BYTES:], sent))
                 piece, sent = piece[:SLICE_BYTES], None
-            self._transport.write(piece)
-            if sent is not None and self._transport.get_write_buffer_size():
+            transport.write(piece)
+            if sent is not None and transport.get_write_buffer_size():
                 self._unsent.append(sent)
             elif sent is not None:
                 sent()
         if not self._queue and not self._is_paused and self._sending_since is not None:
             self.seconds_sending += time.perf_counter() - self._sending_since
             self._sending_since = None
-        if self._is_closing and not self._queue and self._transport is not None:
-            # Not at once: asyncio may be asking us from the middle of its own writing, and would close twice.
-            asyncio.get_running_loop().call_soon(self._transport.close)
+        if self._is_closing and not self._queue and self._is_writable:
+            # Not at once: asyncio may have called from the middle of its own writing, and would close twice.
+            asyncio.get_running_loop().call_soon(transport.close)

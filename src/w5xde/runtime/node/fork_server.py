@@ -1,7 +1,10 @@
-"""Local nodes: processes forked from one that has loaded torch and the job, and nothing else.
+"""The fork server: a process that has loaded torch and the job, and forks local nodes on request.
 
-The nursery is forked before there are threads or sockets; it forks a node whenever it is asked to, so that
-nodes share the memory of what is loaded and start in milliseconds. It ends when its owner does.
+    owner (the coordinator)  ── socket pair ──  guard  ── forks ──▶  fork server  ── forks ──▶  nodes
+
+The guard is forked before its owner has sockets, so nodes share the memory of everything that is loaded and
+start in milliseconds. It only waits for the fork server and forks another one if that dies. All of them end
+when their owner does. Decides nothing: the owner says which node is started when.
 """
 
 from __future__ import annotations
@@ -16,25 +19,39 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 
 from w5xde.config import Settings
 from w5xde.errors import UsageError, W5xdeError
 from w5xde.learn.job.job import Job
-from w5xde.runtime.admission.node_pass import Pass
+from w5xde.runtime.admission.node_pass import NodePass
 from w5xde.runtime.node.body import Node
+from w5xde.runtime.node.exit_status import exit_status
 from w5xde.ticket import Ticket, parse
 
-# How long nodes may take to part after their owner has gone.
+# How long nodes may take to leave after their owner has gone.
 GRACE_SECONDS = 5.0
+# How long the owner waits for the fork server to end; more than the nodes' time, or it is frozen.
+CLOSE_SECONDS = GRACE_SECONDS + 2.0
 # How long a new node looks for a coordinator that is just about to listen.
 START_SECONDS = 10.0
+# How often the fork server looks for nodes that have ended.
+REAP_SECONDS = 0.1
+# A fork server that dies this often in one run is killed by something that will not stop.
+FORK_SERVERS_MAX = 10
+STOP = "stop"
+
+# Called with a kind, the name of a node and a number: ("serving", "-", pid of a new fork server),
+# ("started", name, pid), ("ended", name, exit status), ("failed", name, errno), ("died", "-", 0).
+Report = Callable[[str, str, int], None]
 
 
-class Nursery:
-    """Starts local nodes, and tells when one has ended."""
+class ForkServer:
+    """The owner's side: sends requests, hands on reports."""
 
     def __init__(self, job: Job, settings: Settings) -> None:
         if not hasattr(os, "fork"):
@@ -43,159 +60,193 @@ class Nursery:
                 code="W5-303",
                 fix="run  w5xde serve  and, in other terminals,  w5xde join",
             )
-        ours, theirs = socket.socketpair()
+        self._socket, requests = socket.socketpair()
+        self._text = b""
+        self._report: Report = lambda kind, name, number: None
+        self._server_pid = 0
         sys.stdout.flush()
         sys.stderr.flush()
-        # What is here now the garbage collector leaves alone from now on: looking writes into every object,
-        # and what is written is no longer shared by all processes.
+        # The garbage collector must leave alone what is loaded now: it writes into every object it looks at,
+        # and memory that is written to is no longer shared.
         gc.freeze()
-        self._pid = os.fork()
-        if self._pid == 0:
-            ours.close()
-            _be_nursery(theirs, job, settings)
-        theirs.close()
-        self._socket = ours
-        self._text = b""
-        self._ended: Callable[[str, int], None] = lambda name, status: None
-        self._died: Callable[[], None] = lambda: None
-        self._started: Callable[[str, int], None] = lambda name, pid: None
 
-    def watch(
-        self,
-        started: Callable[[str, int], None],
-        ended: Callable[[str, int], None],
-        died: Callable[[], None],
-    ) -> None:
-        """From now on tell of nodes' beginnings (name, pid) and ends (name, exit status), and of our own."""
-        self._started, self._ended, self._died = started, ended, died
+        def fork() -> int:
+            pid = os.fork()
+            if pid == 0:
+                self._socket.close()
+                _run_and_exit(lambda: _guard(requests, job, settings))
+            return pid
+
+        if settings.threads > 1:
+            # OpenMP's threads belong to the thread that computed with them. A fork copies only the calling
+            # thread; if that had computed, the child would wait for ever for threads that it does not have.
+            with ThreadPoolExecutor(max_workers=1) as fresh_thread:
+                self._guard_pid = fresh_thread.submit(fork).result()
+        else:
+            self._guard_pid = fork()
+        requests.close()
+
+    def watch(self, report: Report) -> None:
+        """From now on call `report` on the running loop."""
+        self._report = report
         self._socket.setblocking(False)
         asyncio.get_running_loop().add_reader(self._socket, self._read)
 
     def start(self, name: str, ticket: Ticket) -> None:
-        # Over a socket that no other process has: neither arguments nor environment show the secret.
-        self._socket.sendall(f"{name} {ticket.to_text()}\n".encode())
+        """Request a node. Callers have few requests open at a time, so the socket always has room."""
+        # The socket belongs to these processes alone; arguments or environment would show the secret.
+        _send(self._socket, f"{name} {ticket.to_text()}")
 
     def _read(self) -> None:
-        try:
-            data = self._socket.recv(65536)
-        except BlockingIOError:
-            return
+        data = _receive(self._socket)
         if not data:
             asyncio.get_running_loop().remove_reader(self._socket)
-            self._died()
+            self._report("died", "-", 0)
             return
-        self._text += data
-        *lines, self._text = self._text.split(b"\n")
+        *lines, self._text = (self._text + data).split(b"\n")
         for line in lines:
-            word, name, number = line.decode().split(" ")
-            (self._started if word == "started" else self._ended)(name, int(number))
+            kind, name, number = line.decode().split(" ")
+            if kind == "serving":
+                self._server_pid = int(number)
+            self._report(kind, name, int(number))
 
     def close(self, *, now: bool = False) -> None:
-        """Let the nodes end by themselves, or stop them now; in any case they are gone afterwards."""
+        """Wait until all nodes have left, or with `now` have them killed; afterwards no process is left."""
+        self._socket.settimeout(CLOSE_SECONDS)
+        try:
+            if now:
+                _send(self._socket, STOP)
+            self._socket.shutdown(socket.SHUT_WR)
+            while self._socket.recv(65536):
+                pass
+        except TimeoutError:
+            # Frozen, so its process id is still its own.
+            if self._server_pid:
+                os.kill(self._server_pid, signal.SIGKILL)
+        except OSError:
+            pass  # it died before
         self._socket.close()
-        if now:
-            os.kill(self._pid, signal.SIGTERM)
-        os.waitpid(self._pid, 0)
+        os.kill(self._guard_pid, signal.SIGKILL)
+        os.waitpid(self._guard_pid, 0)
         gc.unfreeze()
 
 
-def _be_nursery(requests: socket.socket, job: Job, settings: Settings) -> None:
-    """Never returns. Ctrl-C reaches the whole group: our owner decides what it means, not we."""
+def _run_and_exit(work: Callable[[], None]) -> None:
+    """Be a process of its own: never returns."""
     status = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # What nodes print must not mix with the results on stdout.
-        os.dup2(2, 1)
-        _serve(requests, job, settings)
+        work()
         status = 0
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(status)
+
+
+def _guard(requests: socket.socket, job: Job, settings: Settings) -> None:
+    """Fork a fork server, and another one each time it dies before its owner closes the socket."""
+    # Ctrl-C reaches the whole process group, and only the owner decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What nodes print must not mix with the results on stdout.
+    os.dup2(2, 1)
+    for _ in range(FORK_SERVERS_MAX):
+        pid = os.fork()
+        if pid == 0:
+            _run_and_exit(lambda: _serve(requests, job, settings))
+        if os.waitpid(pid, 0)[1] == 0:
+            return
 
 
 def _serve(requests: socket.socket, job: Job, settings: Settings) -> None:
     nodes: dict[int, str] = {}
-
-    def stop_now(number: int, frame: object) -> None:
-        for pid in nodes:
-            os.kill(pid, signal.SIGKILL)
-        os._exit(0)
-
-    signal.signal(signal.SIGTERM, stop_now)
+    _discard(requests)
+    _send(requests, f"serving - {os.getpid()}")
     text = b""
-    while True:
-        readable, _, _ = select.select([requests], [], [], 0.1)
-        if readable:
+    is_stopped = False
+    while not is_stopped:
+        if select.select([requests], [], [], REAP_SECONDS)[0]:
             data = _receive(requests)
             if not data:
                 break
-            text += data
-            *lines, text = text.split(b"\n")
+            *lines, text = (text + data).split(b"\n")
             for line in lines:
-                name, ticket = line.decode().split(" ")
-                pid = os.fork()
-                if pid == 0:
-                    requests.close()
-                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                    _be_node(job, name, parse(ticket), settings)
-                nodes[pid] = name
-                _tell(requests, f"started {name} {pid}\n")
-        for pid, status in _reap(nodes):
-            _tell(requests, f"ended {nodes.pop(pid)} {status}\n")
-    deadline = time.monotonic() + GRACE_SECONDS
+                name, _, ticket = line.decode().partition(" ")
+                is_stopped = is_stopped or name == STOP
+                # The owner repeats requests of which it does not know whether this server has them.
+                if not is_stopped and name not in nodes.values():
+                    _send(
+                        requests,
+                        _start(requests, nodes, name, partial(_run_node, job, name, ticket, settings)),
+                    )
+        for name, status in _reap(nodes):
+            _send(requests, f"ended {name} {status}")
+    deadline = time.monotonic() + (0.0 if is_stopped else GRACE_SECONDS)
     while nodes and time.monotonic() < deadline:
-        for pid, _ in _reap(nodes):
-            del nodes[pid]
+        list(_reap(nodes))
         time.sleep(0.02)
     for pid in nodes:
         os.kill(pid, signal.SIGKILL)
+    for pid in nodes:
+        os.waitpid(pid, 0)
 
 
-def _tell(requests: socket.socket, text: str) -> None:
-    # An owner that was killed hears nothing; reading will tell that it is gone.
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        requests.sendall(text.encode())
-
-
-def _receive(requests: socket.socket) -> bytes:
-    """What our owner asks for; nothing if it is gone, however that came about."""
+def _start(requests: socket.socket, nodes: dict[int, str], name: str, run: Callable[[], None]) -> str:
+    """Fork a process that runs a node; returns what to report of it."""
     try:
-        return requests.recv(65536)
+        pid = os.fork()
+    except OSError as error:
+        return f"failed {name} {error.errno}"
+    if pid == 0:
+        requests.close()
+        _run_and_exit(run)
+    nodes[pid] = name
+    return f"started {name} {pid}"
+
+
+def _reap(nodes: dict[int, str]) -> Iterator[tuple[str, int]]:
+    """The names and exit statuses of nodes that have ended."""
+    while nodes:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        yield nodes.pop(pid), os.waitstatus_to_exitcode(status)
+
+
+def _send(sock: socket.socket, line: str) -> None:
+    # If the other side was killed, reading will tell.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        sock.sendall(f"{line}\n".encode())
+
+
+def _receive(sock: socket.socket) -> bytes:
+    """Read what is there; nothing if the other side is gone, whether it closed its socket or was killed."""
+    try:
+        return sock.recv(65536)
     except ConnectionResetError:
         return b""
 
 
-def _reap(nodes: dict[int, str]) -> list[tuple[int, int]]:
-    ended = []
-    for pid in nodes:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            ended.append((pid, os.waitstatus_to_exitcode(status)))
-    return ended
+def _discard(requests: socket.socket) -> None:
+    """Drop requests that the fork server before this one left unread: the owner repeats them."""
+    while select.select([requests], [], [], 0)[0] and _receive(requests):
+        pass
 
 
-def _be_node(job: Job, name: str, ticket: Ticket, settings: Settings) -> None:
-    """Never returns."""
-    status, owner = W5xdeError.exit_code, os.getppid()
+def _run_node(job: Job, name: str, ticket: str, settings: Settings) -> None:
+    """Be a node; exits with the code of what went wrong."""
+    server = os.getppid()
     _yield_to_coordinator()
+    own = msgspec.structs.replace(settings, node_name=name, wait=START_SECONDS)
     try:
-        own = msgspec.structs.replace(settings, node_name=name, wait=START_SECONDS)
-        asyncio.run(_until_orphaned(Node(job, Pass(ticket, keeps=False), own)))
-        status = 0
+        asyncio.run(_until_orphaned(Node(job, NodePass(parse(ticket), keeps=False), own), server))
     except W5xdeError as error:
-        status = error.exit_code
-        if settings.log != "silent" and os.getppid() == owner:
+        if settings.log != "silent" and os.getppid() == server:
             print(f"{name}: {error.lines()[0]}", file=sys.stderr, flush=True)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
+        os._exit(exit_status(error))
 
 
 def _yield_to_coordinator() -> None:
-    """A node that is woken must not push the coordinator off its core: all others wait for that one.
+    """Let a node that wakes up not push the coordinator off its core: all other nodes wait for that one.
 
     Measured on two cores: otherwise a third of the coordinator's time passes inside `send`.
     """
@@ -204,13 +255,12 @@ def _yield_to_coordinator() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-async def _until_orphaned(node: Node) -> None:
-    """A local node ends with its coordinator: whoever restarts it starts new ones."""
-    owner = os.getppid()
+async def _until_orphaned(node: Node, server: int) -> None:
+    """Run a node until it ends or its fork server does: the next fork server starts nodes of its own."""
     running = asyncio.ensure_future(node.run())
     while not running.done():
         await asyncio.wait([running], timeout=1.0)
-        if os.getppid() != owner:
+        if os.getppid() != server:
             running.cancel()
             return
     running.result()

@@ -1,7 +1,7 @@
-"""What a node expects of its coordinator: how large a frame may be, and which parameters and work make sense.
+"""The limits of a node: how large a frame its coordinator may send, and which parameters and work it accepts.
 
-The coordinator says what is to be computed. How much memory this machine gives for it follows from the
-node's own model, and for batches from the memory that there was when it joined.
+The coordinator says what to compute. How much memory this machine gives for that follows from the node's own
+model, and for batches from the memory that was free when it joined. Knows no sockets and computes nothing.
 """
 
 from __future__ import annotations
@@ -10,69 +10,106 @@ from w5xde.compression import NONE
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.model.layout import Blueprint
-from w5xde.messages import CANARY_BODY_BYTES_MAX, Loan, Message, Params, Work
-from w5xde.protocol.wire import Limits
+from w5xde.messages import CANARY_BODY_BYTES_MAX, ENTRIES_MAX, Loan, Message, Params, Work
+from w5xde.protocol.wire import Body, Limits
 
 _MIB = 1024 * 1024
-# A layout of the deepest model, and a canary. Nothing else is read before our own model is compared with it.
-WELCOME_LIMITS = Limits(meta_bytes_max=16 * _MIB, body_bytes_max=CANARY_BODY_BYTES_MAX, words="welcome")
-# Batches that are sent at a time take at most this part of the memory that there was, those that wait twice
-# that; but no machine is so busy that it has not the least. More would only fail later.
+# A Welcome says for each entry of the deepest model four fields, two sizes and four numbers of a fill, in two
+# arrays, and a little more. With so many values, decoding takes at most eight times its bytes, whatever they
+# say.
+WELCOME_VALUES_PER_ENTRY = 13
+WELCOME_LIMITS = Limits(
+    meta_bytes_max=16 * _MIB,
+    body_bytes_max=CANARY_BODY_BYTES_MAX,
+    words="welcome",
+    values_max=WELCOME_VALUES_PER_ENTRY * ENTRIES_MAX,
+)
+# The batches of one message take at most this part of the free memory, and those that wait twice that; but
+# any machine has the least. More would only fail later, while computing.
 MEMORY_PART = 0.5
 WORK_BYTES_LEAST = 64 * _MIB
-# Lists and dicts grow when they are read: an empty one is four bytes on the wire, and a hundred here.
+# Lists and dicts grow when they are decoded: an empty one is four bytes on the wire, and a hundred in memory.
 GROWTH = 32
 META_BYTES_MAX = 64 * _MIB
-# A coordinator lends what is being computed and one more, each perhaps with its parameters.
+# A coordinator lends one lease to compute and one to wait, each perhaps with its parameters.
 WAITING_MAX = 64
 # As many as a step may have; and of those that are apart, each of which takes a vector.
 BATCHES_MAX = 65536
 APART_MAX = 64
+# Each discarded message makes the coordinator halve what it lends: sixteen times until one batch is left, and
+# one more message of each size may be on its way. A coordinator that goes on does not listen.
+DISCARDED_IN_A_ROW_MAX = 64
+_DISCARDED_AT_ONCE_BYTES = 256 * 1024
+# The body of work that this node cannot hold.
+DISCARDED = bytearray()
 
 
-class Expected:
-    """What one node expects on one connection."""
+class Discard:
+    """Receives a body and keeps none of it."""
+
+    body = DISCARDED
+
+    def __init__(self) -> None:
+        self._room = memoryview(bytearray(_DISCARDED_AT_ONCE_BYTES))
+
+    def get_buffer(self) -> memoryview:
+        return self._room
+
+    def buffer_updated(self, count: int) -> None:
+        """Forget what was received."""
+
+
+class NodeLimits:
+    """What one node accepts on one connection."""
 
     def __init__(self, blueprint: Blueprint, memory_bytes: int) -> None:
         self._blueprint = blueprint
         self._work_bytes_max = max(WORK_BYTES_LEAST, int(memory_bytes * MEMORY_PART))
-        self._waiting = self._waiting_bytes = 0
-        self.limits = Limits(
-            min(META_BYTES_MAX, self._work_bytes_max // GROWTH),
-            # Encoded parameters may be a little longer than as they are; `check_size` knows by how much.
-            max(self._work_bytes_max, 2 * blueprint.whole_bytes),
-        )
+        self._waiting = self._waiting_bytes = self._discarded_in_a_row = 0
+        # A body of any length may begin: `check_size` refuses it by its message, and `fits` discards it.
+        self.frame = Limits(min(META_BYTES_MAX, self._work_bytes_max // GROWTH), body_bytes_max=2**62)
 
     def check_size(self, message: Message, body_bytes: int) -> None:
-        """Refuse a body before it is received, if nothing that we expect is so large."""
+        """Raise before a body is received, if no message that this node accepts is so large."""
         if isinstance(message, Params):
             self._check_params(message, body_bytes)
-        elif body_bytes > self._work_bytes_max:
+        elif body_bytes > self._work_bytes_max and not (isinstance(message, Work) and _batches(message) > 1):
             raise RemoteProtocolError(
-                f"batches of {body_bytes} bytes; this machine takes {self._work_bytes_max} at a time",
+                f"a batch of {body_bytes} bytes; this machine holds {self._work_bytes_max} at a time",
                 code="W5-121",
             )
 
-    def take(self, message: Params | Work, body_bytes: int) -> None:
-        """This has come, and waits until it is `done`."""
-        self.check_size(message, body_bytes)
+    def fits(self, message: Message, body_bytes: int) -> bool:
+        """Whether this node can hold a body; if not, it must discard it, and ask for less by dropping it."""
+        return not isinstance(message, Work) or body_bytes <= self._work_bytes_max
+
+    def take(self, message: Params | Work, body: Body) -> Body:
+        """Count a message as waiting until `done`; returns its body, or DISCARDED if it does not fit."""
+        self.check_size(message, len(body))
         if isinstance(message, Work) and not all(map(_makes_sense, message.loans)):
             raise RemoteProtocolError(
                 "work that makes no sense: its batches are not those it names", code="W5-120"
             )
+        if not self.fits(message, len(body)):
+            body = DISCARDED
+        if isinstance(message, Work):
+            self._discarded_in_a_row = self._discarded_in_a_row + 1 if body is DISCARDED else 0
+            self._waiting_bytes += len(body)
         self._waiting += 1
-        self._waiting_bytes += body_bytes if isinstance(message, Work) else 0
         if self._waiting > WAITING_MAX or self._waiting_bytes > 2 * self._work_bytes_max:
             raise RemoteProtocolError(
                 f"{self._waiting} messages of {self._waiting_bytes} bytes wait here, and more is sent",
                 code="W5-121",
             )
+        if self._discarded_in_a_row > DISCARDED_IN_A_ROW_MAX:
+            raise RemoteProtocolError("batches that do not fit are sent again and again", code="W5-121")
+        return body
 
     def done(self, message: Params | Work, body_bytes: int) -> None:
-        # What was taken on a connection before this one is not counted here.
+        # A message that came on an earlier connection is not counted here.
         self._waiting = max(0, self._waiting - 1)
-        count = body_bytes if isinstance(message, Work) else 0
-        self._waiting_bytes = max(0, self._waiting_bytes - count)
+        if isinstance(message, Work):
+            self._waiting_bytes = max(0, self._waiting_bytes - body_bytes)
 
     def _check_params(self, params: Params, body_bytes: int) -> None:
         blueprint = self._blueprint
@@ -89,6 +126,10 @@ class Expected:
                 f"parameters of {body_bytes} bytes as {params.codec}; our model has {raw_bytes}",
                 code="W5-122",
             )
+
+
+def _batches(work: Work) -> int:
+    return sum(len(loan.batches) for loan in work.loans)
 
 
 def _makes_sense(loan: Loan) -> bool:

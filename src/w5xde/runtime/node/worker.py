@@ -1,6 +1,6 @@
-"""The workbench: what a node does with parameters and work, and how its answers are encoded.
+"""The worker of a node: loads parameters into the model, computes work, and encodes the answers.
 
-Everything here runs where the trainer does: on the node's loop if it is quick, else on a thread.
+Runs where the trainer runs: on the node's loop if that is quick, else on a thread. Knows no connections.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from w5xde.learn.codecs.sender import CodecSender, is_never_encoded
 from w5xde.learn.data.payload import Unpacker
 from w5xde.learn.job.job import BatchFailed
 from w5xde.learn.job.node_setup import NodeParts
-from w5xde.learn.model.buffers import POOLED_BYTES_MIN
 from w5xde.learn.model.layout import Vector, memory_of
+from w5xde.learn.model.route import is_large
 from w5xde.learn.train.trainer import Outcome, Task
 from w5xde.messages import Answer, Loan, Params, Work
 from w5xde.protocol.wire import Body
+from w5xde.runtime.node.limits import DISCARDED
 from w5xde.tree import Span, batch_seed
 
 _ALONE = Span(0, 1)
 
 
 @dataclass(slots=True)
-class Done:
-    """The answers to one Work, their vectors as they travel, and what it took."""
+class Computed:
+    """The answers to one Work, the bytes of their vectors, and what it took."""
 
     answers: list[Answer]
     pieces: list[memoryview]
-    # Vectors that `pieces` are views of: not to be used again before those are sent.
+    # The vectors that `pieces` are views of: they may be used again once the pieces are sent.
     lent: list[Vector]
     compute_seconds: float
     core_seconds: float
 
 
-class Workbench:
-    """One node's model and data at work. `is_cancelled` tells which leases nobody needs any more."""
+class NodeWorker:
+    """Computes with one node's model and data. `is_cancelled` says whether a lease is no longer needed."""
 
     def __init__(
         self, parts: NodeParts, clock: Callable[[], float], is_cancelled: Callable[[int], bool]
@@ -60,7 +61,7 @@ class Workbench:
             self._sender = CodecSender(setting, "up", self._blueprint.moving_groups, self._choice, clock)
         # The model's own memory, while parameters are being received into it.
         self._placed: Body | None = None
-        # Encoding and decoding, since somebody last asked.
+        # Encoding and decoding since `take_codec_seconds` was last called.
         self._codec_seconds = 0.0
 
     def take_codec_seconds(self) -> float:
@@ -68,14 +69,14 @@ class Workbench:
         return seconds
 
     def place(self, params: Params, count: int) -> Body | None:
-        """Where parameters may be received to if nothing is being computed: the model itself."""
+        """Return the model's own memory for parameters to be received into; nothing may be computing."""
         self._placed = None
-        if params.codec == NONE and count >= POOLED_BYTES_MIN:
+        if params.codec == NONE and is_large(count):
             self._placed = self.parts.trainer.memory(count, whole=params.whole)
         return self._placed
 
     def load(self, params: Params, body: Body) -> None:
-        """Take over a version of the parameters."""
+        """Load a version of the parameters into the model."""
         if params.codec == NONE:
             self.parts.trainer.load(body, whole=params.whole, in_place=body is self._placed)
             self._placed = None
@@ -84,7 +85,7 @@ class Workbench:
         groups = self._blueprint.groups if params.whole else self._blueprint.moving_groups
         count = self._blueprint.whole_bytes if params.whole else self._blueprint.moving_bytes
         pipeline = parse(params.codec)
-        # Straight into the model, where others can write it: nothing is being computed now.
+        # Decode straight into the model, if its memory can be shared: nothing is being computed now.
         memory = self.parts.trainer.memory(count, whole=params.whole)
         raw = memory if memory is not None else bytearray(count)
         if count:
@@ -92,11 +93,14 @@ class Workbench:
         self._codec_seconds += self._clock() - begun
         self.parts.trainer.load(raw, whole=params.whole, in_place=memory is not None)
 
-    def compute(self, work: Work, body: Body) -> Done:
-        """Compute every loan that is still needed."""
+    def compute(self, work: Work, body: Body) -> Computed:
+        """Compute every loan that is still needed; drop all if their batches were too large to hold."""
         if 0 < work.link < math.inf:
             self._choice.link(work.link)
-        done = Done([], [], [], 0.0, 0.0)
+        done = Computed([], [], [], 0.0, 0.0)
+        if body is DISCARDED:
+            done.answers += [Answer(loan.lease, dropped=True) for loan in work.loans]
+            return done
         begun, on_core = self._clock(), time.process_time()
         unpacker = Unpacker(body)
         tasks = [self._tasks(loan, unpacker) for loan in work.loans]
@@ -116,7 +120,7 @@ class Workbench:
         return done
 
     def _tasks(self, loan: Loan, unpacker: Unpacker) -> list[Task] | W5xdeError:
-        """A loan with its batches, one task for each that is apart; or what is wrong with them."""
+        """Return the task of a loan, or one for each batch if they are apart; or the error in them."""
         source = self.parts.source
         try:
             batches = []
@@ -157,7 +161,9 @@ class Workbench:
             answer = Answer(loan.lease, losses[0], seconds, absents[0])
         return answer, [outcome.vector for outcome in outcomes]
 
-    def _pack(self, sender: CodecSender, answer: Answer, vector: Vector, done: Done, now: float) -> Answer:
+    def _pack(
+        self, sender: CodecSender, answer: Answer, vector: Vector, done: Computed, now: float
+    ) -> Answer:
         encoded = sender.encode(vector.raw.cpu(), now)
         self._codec_seconds += encoded.seconds
         done.pieces += encoded.pieces
@@ -176,7 +182,7 @@ class Workbench:
 
 
 def _require_indices(value: Any, count: int, samples: int) -> None:
-    """Refuse what does not name so many samples of our own data."""
+    """Raise unless the value names this many samples of the node's own data."""
     is_list = isinstance(value, torch.Tensor) and value.dtype == torch.int64 and value.shape == (count,)
     if not is_list or int(value.min()) < 0 or int(value.max()) >= samples:
         raise RemoteProtocolError(f"a batch that does not name {count} of our samples", code="W5-120")

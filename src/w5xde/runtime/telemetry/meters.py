@@ -151,12 +151,12 @@ class Meters:
         encoded = sum(node.vector_bytes_encoded for node in self.nodes.values())
         return sum(node.vector_bytes for node in self.nodes.values()) / encoded if encoded else None
 
-    def shared(self, step: Step) -> None:
-        """A step is decided: who gave what of it."""
+    def shared(self, step: Step, times: int = 1) -> None:
+        """Count each node's share of a step when it is decided; with `times=-1`, when it is undone."""
         for start, stop, node, _ in step.shares:
             meter = self.node(node)
-            meter.batches += stop - start
-            meter.samples += sum(step.plan.sizes[start:stop])
+            meter.batches += times * (stop - start)
+            meter.samples += times * sum(step.plan.sizes[start:stop])
 
     def kept(self) -> dict[str, Any]:
         """What a checkpoint keeps of the meters."""
@@ -257,6 +257,8 @@ class Meters:
             memory_pss_bytes=self.memory_pss_bytes,
             robust=settings.robust,
             degraded_steps=progress.degraded_steps,
+            verified_batches=progress.verified_batches,
+            unverified_batches=progress.unverified_batches,
             nodes=[node.row(total) for node in self.nodes.values()],
         )
 
@@ -269,6 +271,8 @@ class Meters:
             "durable_steps": status.durable_steps,
             "robust": status.robust,
             "degraded_steps": status.degraded_steps,
+            "verified_batches": status.verified_batches,
+            "unverified_batches": status.unverified_batches,
             "bad_batches": [
                 {"epoch": each.epoch + 1, "batch": each.batch, "reason": each.reason, "nodes": each.nodes}
                 for each in aside

@@ -63,6 +63,9 @@ class RunStatus:
     # The robust mean that replaces the sum of a step, and the number of steps with too few nodes for it.
     robust: str = "off"
     degraded_steps: int = 0
+    # With --verify: batches of answers computed again here, and of chosen ones for which that failed.
+    verified_batches: int = 0
+    unverified_batches: int = 0
     nodes: list[NodeStatus] = field(default_factory=list)
 
     @property

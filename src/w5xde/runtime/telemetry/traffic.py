@@ -8,10 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from w5xde.runtime.net.connection import Connection
-
 # A node's name, and the bytes sent to it and received from it.
 Moved = tuple[str, int, int]
+
+
+class ByteCounts(Protocol):
+    """What traffic needs of a connection."""
+
+    bytes_sent: int
+    bytes_received: int
 
 
 class TrafficPeer(Protocol):
@@ -19,7 +24,9 @@ class TrafficPeer(Protocol):
 
     name: str
     is_ready: bool
-    connection: Connection
+
+    @property
+    def connection(self) -> ByteCounts: ...
 
 
 class Traffic:

@@ -1,4 +1,4 @@
-"""What `w5xde ticket` does, as data and as lines of text; the coordinator may run meanwhile, and need not.
+"""The actions of `w5xde ticket`: each changes or reads the register of a run and returns what to print.
 
     w5xde ticket new RUN [--lifetime 24h|90m|7d|never] [--uses 100|any] [--label TEXT] [--qr] [--json]
     w5xde ticket list RUN [--json]
@@ -6,41 +6,42 @@
     w5xde ticket ban RUN NODE [--reason TEXT] [--json]
     w5xde ticket unban RUN NODE [--json]
 
-RUN is what `runs.find_run` understands; TICKET is an id from the list, or how it begins; NODE is an id from
-the list, or a name. `--turn-out` also turns out the nodes that came by the ticket. Only `new` ever shows a
-ticket: afterwards nobody knows its secret but who was given it, so there is no `ticket show`.
+RUN is a name, a folder or `latest`; TICKET an id from the list, or its beginning; NODE an id from the list,
+or the name that the node has in the run. The coordinator may be running or not. Only `new` shows a ticket:
+nothing keeps its secret, so there is no `ticket show`. Knows no arguments and no terminal.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from w5xde.cli.qr import qr_lines
 from w5xde.errors import UsageError
-from w5xde.runtime.admission.qr import qr_lines
 from w5xde.runtime.admission.register import LIFETIME_SECONDS, USES, TicketRegister
-from w5xde.runtime.admission.register_rows import NodeRow, TicketRow
+from w5xde.runtime.admission.register_rows import RegisteredNode, TicketRow
 from w5xde.ticket import join_line, shown
 
 _LIFETIME = re.compile(r"(\d{1,9})\s*([smhd]?)")
 _UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 # Enough to tell tickets apart and to name them.
-_ID_SHOWN = 8
+_ID_CHARACTERS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """The outcome of a command: for `--json`, and for people."""
+class Output:
+    """What an action prints: with `--json`, and without."""
 
     data: dict[str, Any]
     lines: list[str]
 
 
 def parse_lifetime(text: str) -> float | None:
-    """Seconds from `24h`, `90m`, `7d` or `30` (seconds); None from `never`."""
+    """Return the seconds of `24h`, `90m`, `7d` or `30` (seconds); None for `never`."""
     if text.strip().lower() == "never":
         return None
     match = _LIFETIME.fullmatch(text.strip().lower())
@@ -52,7 +53,7 @@ def parse_lifetime(text: str) -> float | None:
 
 
 def parse_uses(text: str) -> int | None:
-    """How many nodes may come by a ticket; None from `any`."""
+    """Return how many nodes may join with a ticket; None for `any`."""
     if text.strip().lower() == "any":
         return None
     if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or not int(text):
@@ -69,8 +70,8 @@ def ticket_new(
     label: str = "",
     qr: bool = False,
     job: str = "JOB",
-) -> Told:
-    """Hand out a ticket. What is told holds its secret. `job` is what nodes are to train."""
+) -> Output:
+    """Issue a ticket for nodes that train this job. The output holds its secret."""
     ticket = TicketRegister(folder).new(now, lifetime_seconds=lifetime_seconds, uses=uses, label=label)
     text = ticket.to_text()
     data = {
@@ -90,13 +91,12 @@ def ticket_new(
     if ticket.is_clear:
         lines.append("this run is in clear text: anybody on the way can read it, this ticket included")
     if qr:
-        code = qr_lines(text)
-        lines += ["", *(code or ['for a QR code:  pip install "w5xde[qr]"'])]
-    return Told(data, lines)
+        lines += ["", *(qr_lines(text) or ['for a QR code:  pip install "w5xde[qr]"'])]
+    return Output(data, lines)
 
 
-def ticket_list(folder: Path, now: float) -> Told:
-    """All tickets and nodes of a run."""
+def ticket_list(folder: Path, now: float) -> Output:
+    """List all tickets and nodes of a run."""
     register = TicketRegister(folder)
     tickets, nodes = register.tickets(), register.nodes()
     fingerprint = register.entrance.fingerprint if register.entrance is not None else ""
@@ -106,79 +106,68 @@ def ticket_list(folder: Path, now: float) -> Told:
         "tickets": [_ticket_data(row, now) for row in tickets],
         "nodes": [_node_data(row) for row in nodes],
     }
+    ticket_cells = [
+        (
+            _short(row.id),
+            row.state(now),
+            f"{row.uses} of {row.uses_max}" if row.uses_max else f"{row.uses}",
+            _time(row.expires_at) if row.expires_at else "never",
+            row.label,
+        )
+        for row in tickets
+    ]
+    node_cells = [
+        (row.id, row.name, _short(row.ticket), _time(row.joined_at), row.banned or "") for row in nodes
+    ]
     lines = [f"run {folder.name}, fingerprint {shown(bytes.fromhex(fingerprint))}", ""]
-    lines += _table(
-        ("ticket", "state", "used", "expires", "label"),
-        [
-            (
-                _short(row.id),
-                row.state(now),
-                f"{row.uses} of {row.uses_max}" if row.uses_max else f"{row.uses}",
-                _time(row.expires_at) if row.expires_at else "never",
-                row.label,
-            )
-            for row in tickets
-        ],
-    )
+    lines += _table(("ticket", "state", "used", "expires", "label"), ticket_cells)
     if nodes:
-        lines += [
-            "",
-            *_table(("node", "name", "ticket", "joined", "banned"), [_node_cells(row) for row in nodes]),
-        ]
-    return Told(data, lines)
+        lines += ["", *_table(("node", "name", "ticket", "joined", "banned"), node_cells)]
+    return Output(data, lines)
 
 
-def ticket_revoke(folder: Path, ticket: str, now: float, *, turn_out: bool = False) -> Told:
-    """Nobody else comes by this ticket."""
-    row, turned_out = TicketRegister(folder).revoke(ticket, now, turn_out=turn_out)
+def ticket_revoke(folder: Path, ticket: str, now: float, *, turn_out: bool = False) -> Output:
+    """Admit no other node with this ticket; `turn_out`: ban those that came with it."""
+    row, banned = TicketRegister(folder).revoke(ticket, now, turn_out=turn_out)
     data = {
         "run": folder.name,
         "ticket": _ticket_data(row, now),
-        "turned_out": [node.id for node in turned_out],
+        "turned_out": [node.id for node in banned],
     }
     lines = [f"ticket {_short(row.id)} is revoked: nobody else comes by it"]
     if turn_out:
-        names = ", ".join(f"{_plain(node.name)} ({node.id})" for node in turned_out)
-        lines.append(f"turned out: {names or 'nobody'}")
+        lines.append(f"turned out: {', '.join(map(_called, banned)) or 'nobody'}")
     elif row.uses:
         count = "1 node that came by it stays" if row.uses == 1 else f"{row.uses} nodes that came by it stay"
         lines.append(f"{count}; --turn-out turns out these too")
-    return Told(data, lines)
+    return Output(data, lines)
 
 
-def ticket_ban(folder: Path, node: str, now: float, *, reason: str = "") -> Told:
-    """Keep a node out."""
+def ticket_ban(folder: Path, node: str, now: float, *, reason: str = "") -> Output:
+    """Ban a node."""
     register = TicketRegister(folder)
     banned = register.ban(node, reason)
-    by_id = {row.id: row for row in register.tickets()}
-    # Without a word about it, a ban would promise more than it keeps.
-    open_tickets = sorted(
-        {row.ticket for row in banned if row.ticket in by_id and by_id[row.ticket].state(now) == "good"}
-    )
-    data = {
-        "run": folder.name,
-        "banned": [_node_data(row) for row in banned],
-        "tickets_still_good": open_tickets,
-    }
-    lines = [f"banned {_plain(row.name)} ({row.id}): {_plain(row.banned or '')}" for row in banned]
+    # A ban without this hint would promise more than it keeps.
+    open_tickets = [
+        row.id for row in register.tickets() if row.id == banned.ticket and row.state(now) == "good"
+    ]
+    data = {"run": folder.name, "banned": [_node_data(banned)], "tickets_still_good": open_tickets}
+    lines = [f"banned {_called(banned)}: {_plain(banned.banned or '')}"]
     lines += [
         f"with ticket {_short(ticket)} it could come again from another address; to prevent that:  "
         f"w5xde ticket revoke {folder.name} {_short(ticket)}"
         for ticket in open_tickets
     ]
-    return Told(data, lines)
+    return Output(data, lines)
 
 
-def ticket_unban(folder: Path, node: str) -> Told:
-    """Let a node come back that was banned or turned out."""
-    register = TicketRegister(folder)
-    found = register.unban(node)
-    data = {"run": folder.name, "unbanned": [_node_data(row) for row in found]}
-    lines = [
-        f"{_plain(row.name)} ({row.id}) may come back; it was banned: {_plain(row.banned or '')}"
-        for row in found
-    ]
-    return Told(data, lines or [f"{_plain(node)} was not banned"])
+def ticket_unban(folder: Path, node: str) -> Output:
+    """Let a banned node come back."""
+    found = TicketRegister(folder).unban(node)
+    if found.banned is None:
+        return Output({"run": folder.name, "unbanned": []}, [f"{_plain(node)} was not banned"])
+    line = f"{_called(found)} may come back; it was banned: {_plain(found.banned)}"
+    return Output({"run": folder.name, "unbanned": [_node_data(found)]}, [line])
 
 
 def _ticket_data(row: TicketRow, now: float) -> dict[str, Any]:
@@ -194,7 +183,7 @@ def _ticket_data(row: TicketRow, now: float) -> dict[str, Any]:
     }
 
 
-def _node_data(row: NodeRow) -> dict[str, Any]:
+def _node_data(row: RegisteredNode) -> dict[str, Any]:
     return {
         "id": row.id,
         "name": row.name,
@@ -205,13 +194,13 @@ def _node_data(row: NodeRow) -> dict[str, Any]:
     }
 
 
-def _node_cells(row: NodeRow) -> tuple[str, ...]:
-    return row.id, row.name, _short(row.ticket), _time(row.joined_at), row.banned or ""
+def _called(row: RegisteredNode) -> str:
+    return f"{_plain(row.name)} ({row.id})"
 
 
-def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def _table(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     cells = [headings, *(tuple(_plain(cell) for cell in row) for row in rows)]
-    widths = [max(len(row[at]) for row in cells) for at in range(len(headings))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
@@ -219,14 +208,13 @@ def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Names come from strangers: nothing in them may speak to the terminal."""
+    """Replace what could control the terminal: strangers chose these names."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _short(ticket_id: str) -> str:
-    return ticket_id[:_ID_SHOWN]
+    return ticket_id[:_ID_CHARACTERS]
 
 
 def _time(seconds: float) -> str:
-    moment = dt.datetime.fromtimestamp(seconds, tz=dt.UTC)
-    return f"{moment:%Y-%m-%d %H:%M} UTC"
+    return f"{dt.datetime.fromtimestamp(seconds, tz=dt.UTC):%Y-%m-%d %H:%M} UTC"

@@ -1,31 +1,45 @@
-"""Who keeps us waiting is parted with; who only seems to, because we were not there, is not."""
+"""A connection that keeps the coordinator waiting is closed; not if the coordinator itself stood still."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
 
-from w5xde.runtime.coordinator.peer import (
+from w5xde.control.pool.patience import (
     GREETING_SECONDS,
     SLOW_BYTES_PER_SECOND,
     SLOW_SECONDS,
     STUCK_SECONDS,
-    Peer,
-    Watch,
+    Patience,
+    Signs,
+    Wakefulness,
 )
 
 
 @dataclass
 class Line:
-    """As much of a connection as is looked at."""
+    """What a connection shows."""
 
     stuck_since: float | None = None
     frame_began: int | None = None
     bytes_received: int = 0
 
 
-def peer(line: Line, *, is_ready: bool = True) -> Peer:
-    return Peer(cast(Any, line), cast(Any, None), is_ready=is_ready)
+class Watched:
+    """A connection that is looked at now and then."""
+
+    def __init__(self, line: Line, *, is_ready: bool = True) -> None:
+        self._line = line
+        self._is_ready = is_ready
+        self._patience = Patience()
+
+    def complaint(self, now: float, awake_since: float) -> str:
+        line = self._line
+        signs = Signs(self._is_ready, 0.0, line.stuck_since, line.frame_began, line.bytes_received)
+        return self._patience.complaint(signs, now, awake_since)
+
+
+def peer(line: Line, *, is_ready: bool = True) -> Watched:
+    return Watched(line, is_ready=is_ready)
 
 
 def test_a_node_that_keeps_up_hears_no_complaint() -> None:
@@ -67,8 +81,8 @@ def test_a_coordinator_that_was_stopped_blames_nobody() -> None:
     line = Line(stuck_since=10.0, frame_began=0)
     node = peer(line)
     assert node.complaint(10.0, 0.0) == ""
-    watch, woke = Watch(), 10_000.0
-    assert [watch.awake_since(now) for now in (10.0, 12.0, 14.0, woke, woke + 2)] == [
+    wakefulness, woke = Wakefulness(), 10_000.0
+    assert [wakefulness.awake_since(now) for now in (10.0, 12.0, 14.0, woke, woke + 2)] == [
         10.0,
         10.0,
         10.0,

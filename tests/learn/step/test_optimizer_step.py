@@ -12,7 +12,7 @@ import torch
 from torch import nn, optim
 from torch.optim.lr_scheduler import StepLR
 
-from w5xde.learn.step import without_compiler as lean
+from w5xde.learn.step import fast_optimizer
 
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
@@ -40,10 +40,10 @@ def trained(make: Any, step: Any) -> tuple[bytes, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_lean_step_is_a_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_without_the_compiler_is_a_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = trained(OPTIMIZERS[name], lambda optimizer: optimizer.step())
-    monkeypatch.setattr(lean, "compiler_is_loaded", lambda: False)
-    weights, state = trained(OPTIMIZERS[name], lean.step)
+    monkeypatch.setattr(fast_optimizer, "compiler_is_loaded", lambda: False)
+    weights, state = trained(OPTIMIZERS[name], fast_optimizer.step)
     assert weights == expected[0]
     assert str(state) == str(expected[1])
 
@@ -51,24 +51,24 @@ def test_a_lean_step_is_a_step(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 def test_hooks_are_called_and_a_schedule_is_content(
     monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr(lean, "compiler_is_loaded", lambda: False)
+    monkeypatch.setattr(fast_optimizer, "compiler_is_loaded", lambda: False)
     optimizer = optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
     schedule = StepLR(optimizer, 1)
-    lean.step(optimizer)
+    fast_optimizer.step(optimizer)
     schedule.step()
     assert not [each for each in recwarn if "lr_scheduler" in str(each.message)]
     called = []
     optimizer.register_step_post_hook(lambda *_: called.append("after"))
-    lean.step(optimizer)
+    fast_optimizer.step(optimizer)
     assert called == ["after"]
 
 
 def test_a_step_that_somebody_patched_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean, "compiler_is_loaded", lambda: False)
+    monkeypatch.setattr(fast_optimizer, "compiler_is_loaded", lambda: False)
     optimizer = optim.Adagrad(nn.Linear(2, 2).parameters())
     called = []
     monkeypatch.setattr(optimizer, "step", lambda: called.append("patched"))
-    lean.step(optimizer)
+    fast_optimizer.step(optimizer)
     assert called == ["patched"]
 
 

@@ -1,0 +1,40 @@
+"""The route of a model's vectors, chosen by their size: the one place that says what is large.
+
+Knows sizes only: no tensors, sockets or settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Up to this size the learner works on the event loop: handing a vector to a thread would cost more.
+INLINE_BYTES_MAX = 256 * 1024
+# From this size on a copy of a vector costs more than a system call, and the allocator asks the system for
+# memory each time.
+LARGE_BYTES_MIN = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class VectorRoute:
+    """Which way vectors of this many bytes go.
+
+    *Inline* (small): the learner runs on the event loop. *Threaded*: it runs on a thread of its own.
+    *Large*: also on a thread, and in addition the vectors of updates enter one at a time, are checked while
+    they arrive, and are used where they arrived; a node holds one lease; the learner keeps no copy of its
+    state to roll a step back.
+    """
+
+    vector_bytes: int
+
+    @property
+    def is_inline(self) -> bool:
+        return self.vector_bytes <= INLINE_BYTES_MAX
+
+    @property
+    def is_large(self) -> bool:
+        return is_large(self.vector_bytes)
+
+
+def is_large(byte_count: int) -> bool:
+    """Whether this much memory is worth a thought: a vector, or the body of a frame with several."""
+    return byte_count >= LARGE_BYTES_MIN

@@ -1,0 +1,139 @@
+"""The update pipeline: decide, then do.
+
+    for effect in core.handle(event, now): perform(effect)
+
+An update goes one way: `updates` receives and checks it, the core decides, `steps` folds it and steps the
+optimizer, `lending` sends the next leases. All of it runs on ports, so that the simulator drives this very
+code. Holds no rule of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from w5xde.control import events as ev
+from w5xde.control.coordinator import CoordinatorCore
+from w5xde.runtime.coordinator.lending import Lending
+from w5xde.runtime.coordinator.ports import Ports
+from w5xde.runtime.coordinator.steps import Applied, StepReports, Steps
+from w5xde.runtime.coordinator.updates import Updates
+from w5xde.runtime.durable.journal import Journal
+from w5xde.runtime.telemetry.meters import Meters
+
+# Effects that the learner carries out, together if they come together.
+_FOR_THE_LEARNER = (ev.Fold, ev.Step, ev.SetAside, ev.Reopen)
+
+
+class Surroundings(Protocol):
+    """The rest of the coordinator: carries out what is not the pipeline's work, and hears of its steps."""
+
+    def close(self, effect: ev.Close) -> None: ...
+    def ban(self, effect: ev.Ban) -> None: ...
+    def evaluate(self, effect: ev.Evaluate) -> None: ...
+    def note(self, effect: ev.Note) -> None: ...
+    def finish(self, effect: ev.Finish) -> None: ...
+    def stepped(self, applied: list[Applied]) -> None:
+        """These steps were made, and the core has counted them."""
+
+    def learner_broke(self, error: BaseException) -> None:
+        """The learner failed in the middle of a step: its state is of no use."""
+
+
+class Pipeline:
+    """The core, and all that an update meets on its way to the optimizer."""
+
+    def __init__(
+        self,
+        core: CoordinatorCore,
+        journal: Journal,
+        ports: Ports,
+        meters: Meters,
+        around: Surroundings,
+        budget_bytes: float = math.inf,
+    ) -> None:
+        """All large updates that arrive at a time must fit into `budget_bytes`."""
+        self._core = core
+        self.view = core.view
+        self._journal = journal
+        self._clock = ports.clock
+        self._around = around
+        self.lending = Lending(ports, self.view, meters, self.dispatch)
+        self.updates = Updates(
+            ports,
+            self.view,
+            meters,
+            self.dispatch,
+            one_by_one=journal.steps is not None,
+            budget_bytes=budget_bytes,
+        )
+        reports = StepReports(self._applied, self.dispatch, around.learner_broke)
+        self.steps = Steps(ports, self.view, journal, meters, reports)
+        self._verifier = ports.verifier
+        self._kept_meters = meters.kept
+        self._events: deque[ev.Event] = deque()
+        self._is_dispatching = False
+        # Steps that were made, and of which the core has not heard yet.
+        self._unreported: deque[list[Applied]] = deque()
+        self._performers: dict[type, Callable[[Any], None]] = {
+            ev.Assign: self.lending.lend,
+            ev.Cancel: self.lending.cancel,
+            ev.Expire: lambda effect: None,
+            ev.Reject: self.updates.reject,
+            ev.Verify: self._verify,
+            ev.Fold: lambda effect: self.steps.fold(
+                effect, self.updates.take(effect.lease.node, effect.lease.id)
+            ),
+            ev.SetAside: self.steps.set_aside,
+            ev.Step: self.steps.step,
+            ev.Reopen: self._reopen,
+            ev.Save: lambda effect: journal.save(effect.cut, self._kept_meters(), self._clock()),
+            ev.Evaluate: around.evaluate,
+            ev.Close: around.close,
+            ev.Ban: around.ban,
+            ev.Note: around.note,
+            ev.Finish: around.finish,
+        }
+
+    def dispatch(self, event: ev.Event) -> None:
+        """Decide, then do. An event that is caused meanwhile waits for its turn."""
+        self._events.append(event)
+        if self._is_dispatching:
+            return
+        self._is_dispatching = True
+        try:
+            while self._events:
+                event = self._events.popleft()
+                effects = self._core.handle(event, self._clock())
+                # Written down before it is done.
+                self._journal.saw(event, effects)
+                for effect in effects:
+                    if type(effect) not in _FOR_THE_LEARNER:
+                        self.steps.flush()
+                    self.perform(effect)
+                self.steps.flush()
+                if isinstance(event, ev.Stepped):
+                    self._around.stepped(self._unreported.popleft())
+        finally:
+            self._is_dispatching = False
+
+    def perform(self, effect: ev.Effect) -> None:
+        self._performers[type(effect)](effect)
+
+    def _verify(self, effect: ev.Verify) -> None:
+        lease = effect.lease
+        given = self.updates.look_at(lease.node, lease.id)
+        if given is None:
+            raise LookupError(f"lease {lease.id} is to be verified, and its answer is not here")
+        self._verifier.verify(lease, given)
+
+    def _reopen(self, effect: ev.Reopen) -> None:
+        self.steps.reopen(effect)
+        self.lending.rewind()
+
+    def _applied(self, applied: list[Applied]) -> None:
+        self._unreported.append(applied)
+        steps = [each.step.plan.index for each in applied]
+        self.dispatch(ev.Stepped(steps, durable=all(each.is_durable for each in applied)))

@@ -1,0 +1,127 @@
+"""Ports: all that the update pipeline needs from the rest of the program.
+
+The coordinator's body fills them with sockets, threads and tensors; the simulator fills them with a virtual
+network, virtual time and a model that counts. The pipeline cannot tell the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from w5xde.control.steps.leases import Lease
+from w5xde.learn.data.payload import Packed
+from w5xde.learn.data.sources import Key
+from w5xde.learn.step.incoming import Checked, IncomingVector
+from w5xde.learn.step.sums import Contribution, StepSums, Total
+from w5xde.runtime.coordinator.peer import Peer
+
+
+class Tasks(Protocol):
+    """Calls functions one after another, where the learner lives, and their `done` on the loop."""
+
+    @property
+    def inline(self) -> bool: ...
+    def call(self, function: Callable[[], Any], done: Callable[[Any], None] | None = None) -> None: ...
+
+
+class PeerTable(Protocol):
+    """The nodes that are connected."""
+
+    def get(self, name: str) -> Peer | None: ...
+    def __iter__(self) -> Iterator[Peer]: ...
+    def allow_vectors(self, peer: Peer, count: int) -> None:
+        """The peer's next answers may have this many vectors."""
+
+    def evict(self, peer: Peer, reason: str, *, abruptly: bool = False) -> None:
+        """Close the connection of a peer that broke the rules."""
+
+
+class Batches(Protocol):
+    """The loader: packed batches by (epoch, batch)."""
+
+    def at_once(self, keys: list[Key]) -> dict[Key, Packed] | None: ...
+    def get(self, key: Key, done: Callable[[Packed], None]) -> None: ...
+    def release(self, keys: list[Key]) -> None: ...
+
+
+class StepMaker(Protocol):
+    """The learner: makes optimizer steps from sums. Used only where `Tasks` calls."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def can_roll_back(self) -> bool: ...
+    def apply(self, totals: list[Total]) -> list[float]: ...
+    def apply_all(self, steps: list[list[Total]]) -> tuple[list[list[float]], BaseException | None]: ...
+    def body_of(self, total: Total) -> bytes | memoryview:
+        """The sum of a step as bytes, for the step log."""
+
+
+class Reader(Protocol):
+    """Turns bodies of updates into checked vectors."""
+
+    @property
+    def vector_bytes(self) -> int: ...
+    @property
+    def trained(self) -> frozenset[int]: ...
+    def allocate(self, count: int) -> bytearray | memoryview: ...
+    def stream(self, spec: str, body_bytes: int) -> IncomingVector | None: ...
+    def discard(self) -> IncomingVector: ...
+    def read(
+        self, body: bytearray | memoryview, specs: Sequence[str], lengths: Sequence[int], count: int
+    ) -> list[Checked]: ...
+
+
+class Snapshot(NamedTuple):
+    """The parameters of one version as they travel; the pieces do not change until `sent` is called."""
+
+    version: int
+    codec: str
+    pieces: list[memoryview]
+    raw_bytes: int
+    encoded_bytes: int
+    sent: Callable[[], None] | None = None
+
+
+class Parameters(Protocol):
+    """Encodes the newest version for a peer. Used only where `Tasks` calls."""
+
+    def get(self, peer: Peer, *, whole: bool) -> Snapshot: ...
+    def whole_copy(self) -> memoryview:
+        """Every parameter and buffer of the newest version, as bytes that do not change."""
+
+
+class Verifier(Protocol):
+    """Computes leases a second time, with `--verify`."""
+
+    def keep(self, version: int, params: memoryview) -> None:
+        """Keep the parameters of a version: leases that will be verified are about to be sent with it."""
+
+    def sent(self, version: int, lease: Lease, batches: list[Packed]) -> None:
+        """A lease that will be verified was sent, with a version that is kept."""
+
+    def verify(self, lease: Lease, given: list[Contribution]) -> None:
+        """Compare this answer with our own; the core hears of it as `Verified`."""
+
+
+class ModelPorts(NamedTuple):
+    """The model that is trained."""
+
+    learner: StepMaker
+    sums: StepSums
+    reader: Reader
+    parameters: Parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """All of them."""
+
+    clock: Callable[[], float]
+    tasks: Tasks
+    peers: PeerTable
+    batches: Batches
+    model: ModelPorts
+    verifier: Verifier

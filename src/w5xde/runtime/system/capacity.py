@@ -1,0 +1,51 @@
+"""Whether this system has open files and memory for so many nodes. Asked before anything is started."""
+
+from __future__ import annotations
+
+import contextlib
+
+from w5xde.errors import UsageError
+from w5xde.runtime.system.memory import available_bytes
+
+# The connection of a large model's node has a second handle of its socket.
+DESCRIPTORS_PER_NODE = 2
+# For everything but nodes: ledger, checkpoints, the listener, the loader.
+DESCRIPTORS_SPARE = 100
+# The limit is raised to this if the system allows it, for nodes that join later; macOS accepts no more.
+DESCRIPTORS_USUAL = 10_240
+# Memory that a local node shares with no other process: 11 MiB were measured with a model of 300 parameters.
+NODE_BYTES_MIN = 10 * 2**20
+
+
+def require_descriptors(nodes: int) -> None:
+    """Raise the limit of open files as far as so many nodes need it; UsageError if the system refuses."""
+    try:
+        import resource
+    except ImportError:
+        return  # Windows has no such limit
+    wanted = nodes * DESCRIPTORS_PER_NODE + DESCRIPTORS_SPARE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = max(wanted, DESCRIPTORS_USUAL)
+    if resource.RLIM_INFINITY != soft < target:
+        allowed = target if hard == resource.RLIM_INFINITY else min(target, hard)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+            soft = allowed
+        if soft < wanted:
+            raise UsageError(
+                f"{nodes:,} nodes need {wanted:,} open files, and only {soft:,} are allowed here",
+                code="W5-241",
+                fix=f"ulimit -n {wanted}, or fewer --nodes",
+            )
+
+
+def require_memory(nodes: int) -> None:
+    """UsageError if even nodes with the smallest model would not fit into the memory that is left."""
+    available = available_bytes()
+    if nodes * NODE_BYTES_MIN > available:
+        raise UsageError(
+            f"{nodes:,} local nodes need at least {nodes * NODE_BYTES_MIN / 2**30:.1f} GiB of memory, and"
+            f" {available / 2**30:.1f} GiB are left",
+            code="W5-304",
+            fix=f"start at most {available // NODE_BYTES_MIN:,} with --nodes, and others on other machines",
+        )

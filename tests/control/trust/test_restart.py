@@ -1,0 +1,77 @@
+"""What trust remembers over a restart: usual norms are part of the cut, and older cuts have none."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from w5xde.control import events as ev
+from w5xde.control.coordinator import CoordinatorCore
+from w5xde.control.settings import CoreSettings
+from w5xde.control.steps.cut import Cut
+from w5xde.control.steps.leases import Lease
+from w5xde.control.steps.plan import Plan
+from w5xde.control.trust.norm_limits import AUTO, KNOWN_MIN
+
+OWN_NORM = 1.0
+# Far below that: the run has learned something.
+USUAL = 0.01
+
+
+class Pool:
+    """A core and two nodes that answer at once."""
+
+    def __init__(self, cut: Cut | None = None) -> None:
+        plan = Plan(step_batches=1, epoch_limit=None, step_limit=1000, samples=4000, batch_size=4)
+        settings = CoreSettings("sync", max_update_norm=AUTO, own_norm=OWN_NORM)
+        self.core = CoordinatorCore(plan, settings, cut)
+        self._leases: list[Lease] = []
+        for node in ("a", "b"):
+            self.tell(ev.Joined(node))
+
+    def tell(self, event: ev.Event) -> list[ev.Effect]:
+        effects = self.core.handle(event, 0.0)
+        for effect in effects:
+            if isinstance(effect, ev.Assign):
+                self._leases += effect.leases
+        for effect in effects:
+            if isinstance(effect, ev.Step):
+                self.tell(ev.Stepped([effect.plan.index]))
+        return effects
+
+    def answer(self, norm: float) -> list[ev.Effect]:
+        lease = self._leases.pop(0)
+        return self.tell(ev.Answered(lease.node, [lease.id], 1.0, norms=[norm]))
+
+    def is_doubted(self, norm: float) -> bool:
+        return any(isinstance(each, ev.Note) and each.kind == "doubt" for each in self.answer(norm))
+
+
+@pytest.fixture
+def facts() -> dict[str, object]:
+    """The cut of a run that knows what is usual, as a checkpoint holds it."""
+    pool = Pool()
+    for _ in range(2 * KNOWN_MIN):
+        pool.answer(USUAL)
+    cut = pool.core.cut(0.0)
+    return dict(msgspec.json.decode(msgspec.json.encode(msgspec.to_builtins(cut, str_keys=True))))
+
+
+def resumed(facts: dict[str, object]) -> Pool:
+    return Pool(msgspec.convert(facts, Cut, str_keys=True))
+
+
+def test_what_is_usual_is_known_at_once_after_a_restart(facts: dict[str, object]) -> None:
+    assert not Pool().is_doubted(5 * OWN_NORM)
+    assert resumed(facts).is_doubted(5 * OWN_NORM)
+    assert not resumed(facts).is_doubted(5 * USUAL)
+
+
+def test_a_checkpoint_from_before_norms_were_kept_still_loads(facts: dict[str, object]) -> None:
+    del facts["usual_norms"]
+    progress = facts["progress"]
+    assert isinstance(progress, dict)
+    del progress["verified_batches"], progress["unverified_batches"]
+    pool = resumed(facts)
+    assert not pool.is_doubted(5 * OWN_NORM)
+    assert pool.is_doubted(1e8)

@@ -1,0 +1,50 @@
+"""Leases and steps for tests of sums: as much of them as `StepSums` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from w5xde.learn.step.sums import Contribution, PlannedStep, StepSums, Total
+from w5xde.tree import Span
+
+
+class Planned(NamedTuple):
+    """A step of batches of these sizes."""
+
+    index: int
+    sizes: Sequence[int]
+    apart: bool = False
+
+    @property
+    def count(self) -> int:  # type: ignore[override]  # a tuple's own count is of no use here
+        return len(self.sizes)
+
+
+class Lent(NamedTuple):
+    """A lease of some batches of a step."""
+
+    id: int
+    step: PlannedStep
+    span: Span
+
+
+class Complete(NamedTuple):
+    """A step whose updates are all there."""
+
+    plan: PlannedStep
+    shares: Sequence[tuple[int, int, str, int]] = ()
+
+
+def fold(
+    sums: StepSums, index: int, count: int, span: Span, given: Contribution, staleness: int = 0
+) -> Complete:
+    """Add an update for some batches of a step; returns the step."""
+    step = Planned(index, [1] * count)
+    sums.add(Lent(0, step, span), [given], staleness)
+    return Complete(step)
+
+
+def whole_step(sums: StepSums, index: int, given: Contribution, staleness: int = 0) -> list[Total]:
+    """The sum of a step of one batch."""
+    return sums.totals(fold(sums, index, 1, Span(0, 1), given, staleness))

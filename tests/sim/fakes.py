@@ -1,0 +1,327 @@
+"""Fakes for the ports of the update pipeline: virtual time, a model that counts, batches that take time.
+
+What the pipeline itself does (order, turns, sums, versions) is real; only what ports stand for is not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any, cast
+
+from tests.sim.books import require
+from tests.sim.counter import LIE, Counter, Sum
+from tests.sim.scenario import Scenario
+from w5xde.compression import NONE
+from w5xde.control import events as ev
+from w5xde.control.steps.leases import Lease
+from w5xde.learn.data.payload import Packed
+from w5xde.learn.model.layout import Blueprint
+from w5xde.learn.model.route import is_large
+from w5xde.learn.step.incoming import DiscardedVector
+from w5xde.learn.step.sums import Contribution, Decided, Leased, StepNotFinite, Total, TreeSums
+from w5xde.messages import Layout, Update, Value
+from w5xde.runtime.coordinator.peer import Peer
+from w5xde.runtime.coordinator.ports import Snapshot
+
+if TYPE_CHECKING:
+    from tests.sim.coordinator import SimulatedCoordinator
+
+Key = tuple[int, int]
+
+
+class SumVector:
+    """A vector whose numbers are the expression by which it was summed."""
+
+    parts: Sequence[Any] = ()
+
+    def __init__(self, total: Sum) -> None:
+        self.total = total
+        # Of which leases it is the sum.
+        self.leases: set[int] = set()
+
+    def add_(self, other: SumVector) -> SumVector:
+        self.total = (self.total, other.total)
+        self.leases |= other.leases
+        return self
+
+
+class Arriving:
+    """The body of an update on its way: its sums and their norms, and how long it would be in bytes."""
+
+    def __init__(
+        self, update: Update, sums: Sequence[Sum], norms: Sequence[float], vector_bytes: int
+    ) -> None:
+        self.update = update
+        self.sums = tuple(sums)
+        self.norms = tuple(norms)
+        self.has_begun = False
+        self._bytes = len(self.sums) * vector_bytes
+
+    def __len__(self) -> int:
+        return self._bytes
+
+    @property
+    def is_large(self) -> bool:
+        return is_large(self._bytes)
+
+    def vectors(self) -> list[tuple[Any, float]]:
+        return [(SumVector(total), norm) for total, norm in zip(self.sums, self.norms, strict=True)]
+
+
+class ArrivingVector:
+    """The place of one large vector."""
+
+    def __init__(self) -> None:
+        self.body = b""
+        self.vector: Any = None
+        self.norm = 0.0
+
+    def fill(self, arriving: Arriving) -> None:
+        ((self.vector, self.norm),) = arriving.vectors()
+
+
+class FakeReader:
+    """Reads sums instead of numbers."""
+
+    trained: frozenset[int] = frozenset()
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.vector_bytes = scenario.vector_bytes
+
+    def allocate(self, count: int) -> Any:
+        return None
+
+    def stream(self, spec: str, body_bytes: int) -> Any:
+        require(body_bytes == self.vector_bytes, f"{body_bytes} bytes are read as one vector")
+        return ArrivingVector()
+
+    def discard(self) -> Any:
+        return DiscardedVector()
+
+    def read(self, body: Any, specs: Sequence[str], lengths: Sequence[int], count: int) -> list[Any]:
+        require(len(body.sums) == count, f"{count} vectors are read of {len(body.sums)}")
+        return list(body.vectors())
+
+
+class WatchedSums(TreeSums):
+    """The real sums, of vectors that are expressions; of the right updates, and none of them a lie."""
+
+    def __init__(self) -> None:
+        super().__init__(Blueprint(Layout([])), cast(Any, None))
+
+    def add(self, lease: Leased, given: list[Contribution], staleness: int) -> None:
+        for each in given:
+            vector = cast(SumVector, each.vector)
+            require(vector.total != LIE, f"a lie is folded: {lease}")
+            vector.leases.add(lease.id)
+        super().add(lease, given, staleness)
+
+    def totals(self, step: Decided) -> list[Total]:
+        totals = super().totals(step)
+        summed = set[int]().union(*(cast(SumVector, each.contribution.vector).leases for each in totals))
+        decided = {lease for _, _, _, lease in step.shares}
+        require(summed == decided, f"step {step.plan.index} is the sum of leases {summed}, not {decided}")
+        return totals
+
+
+class CountingLearner:
+    """Applies sums to the model that counts, checks them, and takes its time."""
+
+    def __init__(self, coordinator: SimulatedCoordinator) -> None:
+        self._coordinator = coordinator
+        self._world = coordinator.world
+        self._counter: Counter = coordinator.counter
+        # How long what it was just asked for takes.
+        self.busy_seconds = 0.0
+
+    @property
+    def version(self) -> int:
+        return self._counter.version
+
+    @property
+    def can_roll_back(self) -> bool:
+        return not self._world.scenario.is_large
+
+    def apply(self, totals: list[Total]) -> list[float]:
+        step = self._coordinator.decided[self.version]
+        if self.can_roll_back and self._world.spoils(step.plan.index):
+            raise StepNotFinite(f"step {step.plan.index} is spoiled", is_rolled_back=True)
+        total = self._sum(totals)
+        self._coordinator.books.summed(step, total)
+        self._world.point("apply")
+        self._counter.apply(step, total)
+        self._coordinator.books.applied(step, self._world.now)
+        self._coordinator.released.may_release(step.plan.keys)
+        self.busy_seconds += self._coordinator.rng.uniform(0, self._world.scenario.learner_seconds)
+        return [0.0] * len(totals)
+
+    def apply_all(self, steps: list[list[Total]]) -> tuple[list[list[float]], BaseException | None]:
+        losses: list[list[float]] = []
+        try:
+            losses.extend(map(self.apply, steps))
+        except StepNotFinite as error:
+            return losses, error
+        return losses, None
+
+    def body_of(self, total: Total) -> bytes:
+        return json.dumps(self._sum([total])).encode()
+
+    @staticmethod
+    def _sum(totals: list[Total]) -> Sum:
+        sums = [cast(SumVector, total.contribution.vector).total for total in totals]
+        return reduce(lambda left, right: (left, right), sums)
+
+
+class FakeTasks:
+    """A thread that works on one call after another. Without anything that takes time it is inline."""
+
+    def __init__(self, coordinator: SimulatedCoordinator, learner: CountingLearner) -> None:
+        self._coordinator = coordinator
+        self._learner = learner
+        self._calls: deque[tuple[Callable[[], Any], Callable[[Any], None] | None]] = deque()
+        self._is_busy = False
+
+    @property
+    def inline(self) -> bool:
+        return not self._coordinator.world.scenario.learner_seconds
+
+    def call(self, function: Callable[[], Any], done: Callable[[Any], None] | None = None) -> None:
+        self._calls.append((function, done))
+        self._work()
+
+    def _work(self) -> None:
+        while self._calls and not self._is_busy:
+            function, done = self._calls.popleft()
+            self._is_busy = True
+            result = function()
+            seconds, self._learner.busy_seconds = self._learner.busy_seconds, 0.0
+            if seconds:
+                self._coordinator.later(seconds, self._finished, done, result)
+                return
+            self._is_busy = False
+            if done is not None:
+                done(result)
+
+    def _finished(self, done: Callable[[Any], None] | None, result: Any) -> None:
+        self._is_busy = False
+        if done is not None:
+            done(result)
+        self._work()
+
+
+class Released:
+    """Which batches the loader may forget, and has forgotten."""
+
+    def __init__(self) -> None:
+        self._allowed: set[Key] = set()
+        self._gone: set[Key] = set()
+
+    def may_release(self, keys: Sequence[Key]) -> None:
+        self._allowed.update(keys)
+
+    def release(self, keys: Sequence[Key]) -> None:
+        early = [key for key in keys if key not in self._allowed]
+        require(not early, f"batches {early} are released before they are applied")
+        self._gone.update(keys)
+
+    def require_kept(self, key: Key) -> None:
+        require(key not in self._gone, f"batch {key} is lent after it was released")
+
+
+class FakeBatches:
+    """Batches without samples; reading one takes a while."""
+
+    def __init__(self, coordinator: SimulatedCoordinator) -> None:
+        self._coordinator = coordinator
+        self._seconds = coordinator.world.scenario.reading_seconds
+
+    def at_once(self, keys: list[Key]) -> dict[Key, Packed] | None:
+        return None if self._seconds else {key: self._read(key) for key in keys}
+
+    def get(self, key: Key, done: Callable[[Packed], None]) -> None:
+        packed = self._read(key)
+        self._coordinator.later(self._coordinator.rng.uniform(0, self._seconds), done, packed)
+
+    def release(self, keys: list[Key]) -> None:
+        self._coordinator.released.release(keys)
+
+    def _read(self, key: Key) -> Packed:
+        self._coordinator.released.require_kept(key)
+        epoch, batch = key
+        return Packed(self._coordinator.world.scenario.epochs[epoch][batch], Value(None), [], 0)
+
+
+class FakeParameters:
+    """The parameters of a version are its number."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+
+    def get(self, peer: Peer, *, whole: bool) -> Snapshot:
+        require(whole == (peer.version < 0), f"{peer.name} is sent whole={whole} after {peer.version}")
+        return Snapshot(self._counter.version, NONE, [], 0, 0)
+
+    def whole_copy(self) -> memoryview:
+        return memoryview(b"")
+
+
+class FakeRecheck:
+    """Knows a lie when it sees one, after a while."""
+
+    def __init__(self, coordinator: SimulatedCoordinator) -> None:
+        self._coordinator = coordinator
+        self._kept: set[int] = set()
+        self._sent: set[int] = set()
+
+    def keep(self, version: int, params: memoryview) -> None:
+        self._kept.add(version)
+
+    def sent(self, version: int, lease: Lease, batches: list[Packed]) -> None:
+        require(version in self._kept, f"version {version} of {lease} was not kept")
+        self._sent.add(lease.id)
+
+    def verify(self, lease: Lease, given: list[Contribution]) -> None:
+        require(lease.id in self._sent, f"{lease} is verified, and was not kept for that")
+        is_lie = any(cast(SumVector, each.vector).total == LIE for each in given)
+        seconds = self._coordinator.rng.uniform(0, self._coordinator.world.scenario.verifying_seconds)
+        event = ev.Verified(lease.node, lease.id, "it is a lie" if is_lie else "")
+        self._coordinator.later(seconds, self._coordinator.tell, event)
+
+
+class Writer:
+    """A thread that waits for the disk."""
+
+    def __init__(self, coordinator: SimulatedCoordinator) -> None:
+        self._coordinator = coordinator
+        self._free_at = 0.0
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def drain(self) -> None:
+        """Do now what is still to be done."""
+        while self._waiting:
+            self._waiting.popleft()()
+
+    def call(self, function: Callable[[], Any], done: Callable[[Any], None] | None = None) -> None:
+        world = self._coordinator.world
+        seconds = self._coordinator.rng.uniform(0, world.scenario.writing_seconds)
+        self._free_at = max(world.now, self._free_at) + seconds
+
+        def act() -> None:
+            result = function()
+            if done is not None:
+                done(result)
+
+        def due() -> None:
+            # Unless it was drained meanwhile.
+            if self._waiting and self._waiting[0] is act:
+                self._waiting.popleft()()
+
+        self._waiting.append(act)
+        world.at(self._free_at, self._coordinator.gate.enter, due)
+
+
+def tupled(value: Any) -> Any:
+    return tuple(map(tupled, value)) if isinstance(value, list) else value
