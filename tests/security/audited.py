@@ -75,7 +75,7 @@ class Watch:
 
 def wrap_decoders(watch: Watch) -> None:
     """Everything that reads what a peer or a file says. Where a name was imported, there it is replaced."""
-    from w5xde.learn.codecs.pipeline import Pipeline
+    from w5xde.learn.codecs.pipeline import CodecPipeline
     from w5xde.learn.codecs.receiver import CodecReceiver
     from w5xde.learn.data.payload import Unpacker
     from w5xde.learn.step import checkpoint
@@ -90,7 +90,7 @@ def wrap_decoders(watch: Watch) -> None:
         (Decoder, "buffer_updated"),
         (Session, "hear"),
         (Unpacker, "unpack"),
-        (Pipeline, "decode"),
+        (CodecPipeline, "decode"),
         (CodecReceiver, "decode"),
         (store.CheckpointStore, "read"),
         (store, "parse"),

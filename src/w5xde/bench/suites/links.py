@@ -60,7 +60,7 @@ class LinksOptions:
     codecs: tuple[str, ...] = CODECS
 
 
-class Announced(Watcher):
+class AnnouncingStopwatch(Watcher):
     """A stopwatch that also reports the address of the coordinator."""
 
     def __init__(self, stopwatch: Stopwatch, line: Line) -> None:
@@ -146,7 +146,9 @@ def _turn(options: LinksOptions, job: Job, parameters: int, codec: str, rate: fl
         stopwatch = Stopwatch(options.seconds, options.nodes, stops=True, warm_up_steps=WARM_UP_STEPS)
 
         def coordinate(line: Line) -> ProductRun:
-            return run_here(job, settings, "w5xde.bench:links", stopwatch, Announced(stopwatch, line))
+            return run_here(
+                job, settings, "w5xde.bench:links", stopwatch, AnnouncingStopwatch(stopwatch, line)
+            )
 
         def help_out(line: Line, name: str) -> None:
             # The ticket of the coordinator with the address of the relay.

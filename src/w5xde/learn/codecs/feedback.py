@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from w5xde.learn.codecs.numbers import NARROWED
-from w5xde.learn.codecs.pipeline import Pipeline
+from w5xde.learn.codecs.pipeline import CodecPipeline
 from w5xde.learn.model.layout import DtypeGroup
 
 
@@ -26,7 +26,7 @@ class ErrorFeedback:
         # The rounding error that the receiver has not got yet, laid out like an update; None: none.
         self._owed: Tensor | None = None
 
-    def encode(self, pipeline: Pipeline, raw: Tensor) -> list[memoryview]:
+    def encode(self, pipeline: CodecPipeline, raw: Tensor) -> list[memoryview]:
         """The encoded update. Adds the owed rounding error to `raw` itself first."""
         if self._owed is not None:
             for group in self._floats:

@@ -33,7 +33,7 @@ _COMPRESSORS: dict[str, Callable[[int], Compressor]] = {
 }
 
 
-class Pipeline:
+class CodecPipeline:
     """The stages of one spec."""
 
     __slots__ = ("_compressor", "_is_shuffled", "_numbers", "is_coarse", "spec")
@@ -133,9 +133,9 @@ class Pipeline:
 
 
 @lru_cache(maxsize=64)
-def parse(spec: str) -> Pipeline:
+def parse(spec: str) -> CodecPipeline:
     """The pipeline of a spec; ValueError if it is not a spec."""
-    return Pipeline(parse_spec(spec))
+    return CodecPipeline(parse_spec(spec))
 
 
 def register(name: str, stage: Numbers | Compressor) -> None:

@@ -50,7 +50,7 @@ class CodecReceiver:
             )
 
     def element_layout(self, spec: str, body_bytes: int) -> list[tuple[int, torch.dtype]] | None:
-        """As in `Pipeline`, for a body that is still arriving; None also if `check` would refuse it."""
+        """As in `CodecPipeline`, for a body that is still arriving; None also if `check` would refuse it."""
         if spec not in self._limits or body_bytes != self._limits[spec]:
             return None
         return parse(spec).element_layout(self._groups)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from w5xde.compression import AUTO, AUTO_LOSSY, NONE, UP_ONLY, parse_spec, refuse_down
 from w5xde.learn.codecs.feedback import ErrorFeedback
-from w5xde.learn.codecs.pipeline import Pipeline, parse
+from w5xde.learn.codecs.pipeline import CodecPipeline, parse
 from w5xde.learn.model.layout import ALIGNMENT_BYTES, DtypeGroup
 
 # A payload that fits a few packets gains nothing from a codec: `auto` never encodes it.
@@ -73,7 +73,7 @@ class CodecSender:
         self._groups = groups
         self._choice = choice
         self._clock = clock
-        self._fixed: Pipeline | None = None
+        self._fixed: CodecPipeline | None = None
         if setting not in (AUTO, AUTO_LOSSY):
             if direction == "down":
                 refuse_down(parse_spec(setting))
@@ -98,7 +98,7 @@ class CodecSender:
             self._choice.measured(pipeline.spec, raw_bytes, encoded_bytes, seconds, raw_bytes * decoding)
         return Encoded(pipeline.spec, pieces, encoded_bytes, seconds)
 
-    def choose(self, raw: Tensor, now: float) -> Pipeline:
+    def choose(self, raw: Tensor, now: float) -> CodecPipeline:
         """The pipeline for a vector like this one."""
         if self._fixed is not None:
             return self._fixed
@@ -119,7 +119,7 @@ class CodecSender:
             for part, groups in samples:
                 self._try(pipeline, part, groups)
 
-    def _try(self, pipeline: Pipeline, raw: Tensor, groups: Sequence[DtypeGroup]) -> None:
+    def _try(self, pipeline: CodecPipeline, raw: Tensor, groups: Sequence[DtypeGroup]) -> None:
         # With error feedback, as in earnest; on a copy, because encoding adds the owed error to its input.
         raw, target, feedback = raw.clone(), torch.empty_like(raw), ErrorFeedback(groups)
         encode_seconds = decode_seconds = float("inf")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from w5xde.compression import AUTO, AUTO_LOSSY, NONE
-from w5xde.learn.codecs.pipeline import Pipeline, parse
+from w5xde.learn.codecs.pipeline import CodecPipeline, parse
 from w5xde.learn.codecs.sender import CodecSender, is_never_encoded
 from w5xde.learn.step.learner import Learner
 from w5xde.runtime.coordinator.peer import Peer
@@ -63,7 +63,7 @@ class ParameterEncoder:
         count = self._learner.flat.byte_count(whole=whole)
         return self._learner.flat.state[:count].cpu()
 
-    def _pipeline(self, peer: Peer) -> Pipeline:
+    def _pipeline(self, peer: Peer) -> CodecPipeline:
         if peer.sender is None:
             groups = self._blueprint.moving_groups
             peer.sender = CodecSender(self._setting, "down", groups, peer.choice, self._clock)
