@@ -259,7 +259,7 @@ def _open_books(learner: Learner, recorder: RunFolder, settings: Settings) -> tu
             step.plan.count, body, frozenset(record["absent"]), record["loss_sum"]
         ),
         recorder.name,
-        recorder.written,
+        recorder.ledger_extent,
     )
     _require_epochs(restored, settings, recorder.name)
     return keeper, restored
