@@ -115,6 +115,7 @@ READERS = (
     "w5xde.runtime.durable.export",
     "w5xde.runtime.coordinator.updates",
     "w5xde.runtime.durable.ledger",
+    "w5xde.runtime.durable.ledger_segments",
     "w5xde.runtime.durable.lock",
     "w5xde.runtime.node.body",
     "w5xde.runtime.node.executor",

@@ -258,7 +258,7 @@ def _open_journal(
             step.plan.count, body, frozenset(record["absent"]), record["loss_sum"]
         ),
         recorder.name,
-        recorder.written,
+        recorder.ledger_extent,
     )
     _require_epochs(restored, settings, recorder.name)
     return keeper, restored

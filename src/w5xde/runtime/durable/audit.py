@@ -17,8 +17,7 @@ from w5xde.runs import MODEL, read_manifest
 from w5xde.runtime.durable.checkpoints import CheckpointStore
 from w5xde.runtime.durable.disk import Disk, RealDisk
 from w5xde.runtime.durable.ledger_segments import LedgerReader
-from w5xde.runtime.durable.resume import facts_of
-from w5xde.runtime.durable.run_folder import written_by
+from w5xde.runtime.durable.resume import extent_of, facts_of
 from w5xde.runtime.durable.sealed_json import NOTHING, Damaged
 
 
@@ -55,13 +54,13 @@ class AuditReport:
 def audit_run(folder: Path) -> AuditReport:
     """Audit a run folder, trusting nothing that it says."""
     manifest = read_manifest(folder)
-    written = written_by(manifest, folder)
-    report = audit_disk(RealDisk(folder), folder.name, written.ledger.sha256)
+    extent = extent_of(manifest, folder)
+    report = audit_disk(RealDisk(folder), folder.name, extent.ledger.sha256)
     result, found = manifest.get("result"), report.findings
     if result is not None and found.ended and result["batches"] != found.batches:
         found.violations.append(f"{result['batches']} batches were reported, the ledger has {found.batches}")
-    if written.life > found.life:
-        found.violations.append(f"the run was in life {written.life}, the ledger ends in life {found.life}")
+    if extent.life > found.life:
+        found.violations.append(f"the run was in life {extent.life}, the ledger ends in life {found.life}")
     return report
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -16,6 +17,7 @@ from w5xde.control.events import Step
 from w5xde.control.ledger_records import Record, record_of, step_of
 from w5xde.control.steps.cut import Accounts, Aside, Cut
 from w5xde.errors import StorageError
+from w5xde.runs import MANIFEST
 from w5xde.runtime.durable.checkpoints import FOLDER, Checkpoint
 from w5xde.runtime.durable.disk import Disk
 from w5xde.runtime.durable.journal import Journal
@@ -59,18 +61,18 @@ class KeptMeters(msgspec.Struct, frozen=True):
     nodes: list[KeptNode] = []
 
 
-class Written(msgspec.Struct, frozen=True):
+class LedgerExtent(msgspec.Struct, frozen=True):
     """How far the ledger was once durable: in which life, and up to which line. The manifest has one too."""
 
     life: int = 0
     ledger: Mark = Mark()
 
 
-NOTHING_WRITTEN = Written()
+NO_LEDGER = LedgerExtent()
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """A checkpoint's facts, besides its files. `life` and `ledger` are those of a `Written`."""
+    """A checkpoint's facts, besides its files. `life` and `ledger` are those of a `LedgerExtent`."""
 
     life: int
     cut: Cut
@@ -91,6 +93,16 @@ class _LoggedStep(msgspec.Struct, frozen=True):
     step: _LoggedSizes
     cut: Cut
     loss_sum: float
+
+
+def extent_of(manifest: dict[str, Any], folder: Path) -> LedgerExtent:
+    """Return how far a run's manifest says that the ledger was written."""
+    try:
+        return msgspec.convert(manifest, LedgerExtent)
+    except msgspec.ValidationError as error:
+        raise StorageError(
+            f"{folder / MANIFEST} makes no sense: {error}", code="W5-401", fix="restore it from a copy"
+        ) from error
 
 
 def facts_of(checkpoint: Checkpoint) -> Facts:
@@ -162,16 +174,16 @@ def restore(
     load: Callable[[dict[str, bytes]], None],
     apply: Callable[[Step, dict[str, Any], bytes], None],
     run: str,
-    written: Written = NOTHING_WRITTEN,
+    extent: LedgerExtent = NO_LEDGER,
 ) -> Restored:
     """Restore a run: `load` a checkpoint's files, then `apply` each logged step.
 
-    `written` is the manifest's word on how far the ledger went.
+    `extent` is the manifest's word on how far the ledger went.
     """
     checkpoint, damaged = journal.store.newest()
     facts = facts_of(checkpoint) if checkpoint is not None else None
-    restored = Restored(damaged=damaged, lost=_find_losses(journal, written, facts or written))
-    journal.begin_life_after(max(written.life, facts.life if facts is not None else 0))
+    restored = Restored(damaged=damaged, lost=_find_losses(journal, extent, facts or extent))
+    journal.begin_life_after(max(extent.life, facts.life if facts is not None else 0))
     if checkpoint is not None and facts is not None:
         load(checkpoint.files)
         restored.cut, restored.meters = facts.cut, facts.meters
@@ -205,7 +217,7 @@ def restore(
     return restored
 
 
-def _find_losses(journal: Journal, *durable: Written | Facts) -> list[str]:
+def _find_losses(journal: Journal, *durable: LedgerExtent | Facts) -> list[str]:
     """Describe the parts of the ledger that are missing, of which all up to `durable` was synced."""
     found = find_missing_segments(journal.disk)
     life, records = journal.life - 1, journal.ledger.head.records

@@ -30,7 +30,7 @@ from w5xde.errors import StorageError
 from w5xde.runs import MANIFEST, MODEL, free_name, read_manifest
 from w5xde.runtime.durable.disk import RealDisk, replace
 from w5xde.runtime.durable.lock import RunLock
-from w5xde.runtime.durable.resume import NOTHING_WRITTEN, Written
+from w5xde.runtime.durable.resume import NO_LEDGER, extent_of
 from w5xde.sanitize import harmless, to_json
 
 
@@ -58,10 +58,10 @@ class RunFolder:
             "settings": msgspec.to_builtins(settings),
         }
         # How far earlier lives wrote the ledger.
-        self.written = NOTHING_WRITTEN
+        self.ledger_extent = NO_LEDGER
         if self.is_resumed:
             before = read_manifest(self.folder)
-            self.written = written_by(before, self.folder)
+            self.ledger_extent = extent_of(before, self.folder)
             # How an earlier life ended says nothing of this one.
             kept = {key: before[key] for key in before.keys() - {"result", "reason"}}
             self.facts = kept | self.facts | {"id": kept.get("id", self.facts["id"])}
@@ -135,13 +135,3 @@ class RunFolder:
         with contextlib.suppress(OSError):
             self._metrics.close()
         self._lock.release()
-
-
-def written_by(manifest: dict[str, Any], folder: Path) -> Written:
-    """Return how far a run's manifest says that the ledger was written."""
-    try:
-        return msgspec.convert(manifest, Written)
-    except msgspec.ValidationError as error:
-        raise StorageError(
-            f"{folder / MANIFEST} makes no sense: {error}", code="W5-401", fix="restore it from a copy"
-        ) from error
