@@ -59,9 +59,9 @@ def test_hundreds_of_nodes_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
     try:
         asyncio.run(asyncio.wait_for(story(), 60))
-        pids = [node.pid for node in coordinator.meters.nodes.values()]
+        nodes = {psutil.Process(node.pid) for node in coordinator.meters.nodes.values()}
     finally:
         server.close(now=True)
     assert coordinator.told == []
-    assert len(set(pids)) == NODES
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert len(nodes) == NODES
+    assert not any(node.is_running() for node in nodes)
