@@ -59,7 +59,7 @@ def test_hundreds_of_nodes_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
     try:
         asyncio.run(asyncio.wait_for(story(), 60))
-        pids = [node.pid for node in coordinator.meters.nodes.values()]
+        nodes = {psutil.Process(node.pid) for node in coordinator.meters.nodes.values()}
     finally:
         server.close(now=True)
     assert coordinator.told == []

@@ -35,7 +35,7 @@ from w5xde.ticket import Ticket, parse
 
 # How long nodes may take to leave after their owner has gone.
 GRACE_SECONDS = 5.0
-# How long the owner waits for the fork server to end; more than the nodes' time, or it is frozen.
+# A fork server that is to end and reports nothing for this long is frozen.
 CLOSE_SECONDS = GRACE_SECONDS + 2.0
 # How long a new node looks for a coordinator that is just about to listen.
 START_SECONDS = 10.0
@@ -181,13 +181,16 @@ def _serve(requests: socket.socket, job: Job, settings: Settings) -> None:
         for name, status in _reap(nodes):
             _send(requests, f"ended {name} {status}")
     deadline = time.monotonic() + (0.0 if is_stopped else GRACE_SECONDS)
+    # Each report shows an owner that waits for the end that this process is not frozen.
     while nodes and time.monotonic() < deadline:
-        list(_reap(nodes))
+        for name, status in _reap(nodes):
+            _send(requests, f"ended {name} {status}")
         time.sleep(0.02)
     for pid in nodes:
         os.kill(pid, signal.SIGKILL)
-    for pid in nodes:
+    for pid, name in nodes.items():
         os.waitpid(pid, 0)
+        _send(requests, f"ended {name} {-signal.SIGKILL}")
 
 
 def _start(requests: socket.socket, nodes: dict[int, str], name: str, run: Callable[[], None]) -> str:
