@@ -34,14 +34,14 @@ from w5xde.control.pool.members import BEAT_SECONDS
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.plan import Plan
 from w5xde.messages import Beat, Bye, Update
-from w5xde.runtime.coordinator.peer import Peer
-from w5xde.runtime.coordinator.pipeline import Pipeline
-from w5xde.runtime.coordinator.ports import ModelPorts, Ports
 from w5xde.runtime.coordinator.setup import first_records
-from w5xde.runtime.coordinator.steps import Applied
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.ledger import Ledger
 from w5xde.runtime.durable.resume import Restored, restore
+from w5xde.runtime.pipeline.peer import Peer
+from w5xde.runtime.pipeline.pipeline import Pipeline
+from w5xde.runtime.pipeline.ports import ModelPorts, Ports
+from w5xde.runtime.pipeline.steps import Applied
 from w5xde.runtime.telemetry.meters import Meters
 
 if TYPE_CHECKING:

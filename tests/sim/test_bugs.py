@@ -28,16 +28,16 @@ from w5xde.control.trust.norm_limits import NormLimits
 from w5xde.control.uploads import UploadQueue
 from w5xde.learn.step.sums import TreeSums
 from w5xde.messages import Answer
-from w5xde.runtime.coordinator.lending import Lending
-from w5xde.runtime.coordinator.peer import Peer
-from w5xde.runtime.coordinator.steps import Applied, Steps
-from w5xde.runtime.coordinator.updates import Updates
 from w5xde.runtime.durable import journal as keeper
 from w5xde.runtime.durable import ledger_segments
 from w5xde.runtime.durable.checkpoints import CheckpointStore
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.ledger import Ledger, Syncing
 from w5xde.runtime.durable.step_log import StepLog
+from w5xde.runtime.pipeline.lending import Lending
+from w5xde.runtime.pipeline.peer import Peer
+from w5xde.runtime.pipeline.steps import Applied, Steps
+from w5xde.runtime.pipeline.updates import Updates
 from w5xde.tree import PairwiseTree
 
 SEEDS = 1000
