@@ -13,12 +13,13 @@ from tests.sim.disk import File, VirtualDisk
 from tests.sim.scenario import Scenario
 from tests.sim.world import Failure, World
 from w5xde.control import events as ev
-from w5xde.control.coordinator import CoordinatorCore
+from w5xde.control.answers import Answers
 from w5xde.control.modes import sync as modes
 from w5xde.control.modes.async_mode import Async
 from w5xde.control.modes.sync import Sync
 from w5xde.control.node import NodeCore
 from w5xde.control.pool.members import Members
+from w5xde.control.run_state import RunState
 from w5xde.control.steps import open_step as work
 from w5xde.control.steps.cut import Accounts
 from w5xde.control.steps.leases import Lease, Leases
@@ -78,9 +79,9 @@ def merges_in_order_of_arrival(self: PairwiseTree[Any], span: Any, value: Any) -
         self._merge = merge
 
 
-def stops_without_closing(self: CoordinatorCore, event: ev.Stop, now: float) -> list[ev.Effect]:
-    self._stop_reason = event.reason
-    return self._finish_if_settled()
+def stops_without_closing(self: RunState, reason: str) -> list[ev.Effect]:
+    self._stop_reason = reason
+    return self.finish_if_settled()
 
 
 def gives_back_but_tells_nobody(self: Async, lease: Lease, *, failed: bool = False) -> StepWork | None:
@@ -261,8 +262,8 @@ LEND, SEND_PARAMETERS, SEND_WORK = Lending.lend, Lending._send_parameters, Lendi
 SYNC_FOLDER, SETTLE, BEGIN = VirtualDisk.sync_folder, VirtualDisk.settle, StepLog.begin
 
 
-def believes_the_verified(self: CoordinatorCore, event: ev.Verified, now: float) -> list[ev.Effect]:
-    norm = self._verification.end(event.lease)
+def believes_the_verified(self: Answers, event: ev.Verified, now: float) -> list[ev.Effect]:
+    norm = self._state.verification.end(event.lease)
     return self._accept(event.node, event.lease, norm, now, verified=True)
 
 
@@ -282,7 +283,7 @@ BUGS = {
         Members, "forgive_stall", lambda self, now, expected_seconds: 0.0, "s of silence"
     ),
     "sums in order of arrival": Bug(PairwiseTree, "put", merges_in_order_of_arrival, "summed as"),
-    "a step begins after the stop": Bug(CoordinatorCore, "_stop", stops_without_closing, "is to stop"),
+    "a step begins after the stop": Bug(RunState, "stop", stops_without_closing, "is to stop"),
     "a node holds three leases": Bug(modes, "WINDOW_LEASES", 3, "3 steps, 2 are allowed"),
     "a short batch is forgotten": Bug(Plan, "_sizes", forgets_the_short_batch, "not as planned"),
     "a step given back is never lent": Bug(Async, "give_back", gives_back_but_tells_nobody, "not finished"),
@@ -341,7 +342,7 @@ BUGS = {
     "the first update is believed, however large": Bug(
         NormLimits, "_guess", lambda self, size: math.inf, "a lie is folded"
     ),
-    "a verified answer is not compared": Bug(CoordinatorCore, "_verified", believes_the_verified, "a lie is"),
+    "a verified answer is not compared": Bug(Answers, "verified", believes_the_verified, "a lie is"),
     # --- what must survive
     "what was undone is forgotten": Bug(
         Plan, "resume", forgets_what_was_undone, "all done|hole|not finished"

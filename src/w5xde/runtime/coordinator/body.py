@@ -15,7 +15,7 @@ from typing import Any
 from w5xde.callbacks import Callback
 from w5xde.config import Settings
 from w5xde.control import events as ev
-from w5xde.control.coordinator import TICK_SECONDS
+from w5xde.control.membership import TICK_SECONDS
 from w5xde.control.pool.members import BEAT_SECONDS
 from w5xde.errors import TrainingError
 from w5xde.learn.job.coordinator_setup import Prepared
