@@ -15,15 +15,15 @@ from tests.sim.world import Failure, World
 from w5xde.control import events as ev
 from w5xde.control.answers import Answers
 from w5xde.control.modes import sync as modes
-from w5xde.control.modes.async_mode import Async
-from w5xde.control.modes.sync import Sync
+from w5xde.control.modes.async_mode import AsyncMode
+from w5xde.control.modes.sync import SyncMode
 from w5xde.control.node import NodeCore
 from w5xde.control.pool.members import Members
 from w5xde.control.run_state import RunState
 from w5xde.control.steps import open_step as work
 from w5xde.control.steps.cut import Accounts
 from w5xde.control.steps.leases import Lease, Leases
-from w5xde.control.steps.open_step import StepWork
+from w5xde.control.steps.open_step import OpenStep
 from w5xde.control.steps.plan import Cursor, Plan
 from w5xde.control.trust.norm_limits import NormLimits
 from w5xde.control.uploads import UploadQueue
@@ -66,7 +66,7 @@ def settle_forgets_to_end(self: Leases, lease: int, node: str) -> Lease | str:
     return held if held is not None and held.node == node else "not outstanding"
 
 
-def takes_one_too_stale(self: Async, lease: Lease, version: int) -> str:
+def takes_one_too_stale(self: AsyncMode, lease: Lease, version: int) -> str:
     return "stale" if version - lease.version > self.staleness + 1 else ""
 
 
@@ -84,7 +84,7 @@ def stops_without_closing(self: RunState, reason: str) -> list[ev.Effect]:
     return self.finish_if_settled()
 
 
-def gives_back_but_tells_nobody(self: Async, lease: Lease, *, failed: bool = False) -> StepWork | None:
+def gives_back_but_tells_nobody(self: AsyncMode, lease: Lease, *, failed: bool = False) -> OpenStep | None:
     work = self._works.get(lease.step.index)
     if work is not None:
         work.give_back(lease.span, self.leases.of_step(lease.step.index))
@@ -268,12 +268,12 @@ def believes_the_verified(self: Answers, event: ev.Verified, now: float) -> list
 
 
 BUGS = {
-    "give_back forgets": Bug(StepWork, "give_back", lambda self, span, leases: 0, "is lost"),
-    "failed batches are forgotten": Bug(StepWork, "failed", lambda self, span, node, leases: None, "is lost"),
+    "give_back forgets": Bug(OpenStep, "give_back", lambda self, span, leases: 0, "is lost"),
+    "failed batches are forgotten": Bug(OpenStep, "failed", lambda self, span, node, leases: None, "is lost"),
     "settle ignores the node": Bug(Leases, "settle", settle_ignores_the_node, "is folded as|outstanding are"),
     "a lease is settled twice": Bug(Leases, "settle", settle_forgets_to_end, "outstanding|node's hands"),
-    "a covered span is taken": Bug(Sync, "admit", lambda self, lease, version: "", "already"),
-    "one version too stale": Bug(Async, "admit", takes_one_too_stale, "versions old"),
+    "a covered span is taken": Bug(SyncMode, "admit", lambda self, lease, version: "", "already"),
+    "one version too stale": Bug(AsyncMode, "admit", takes_one_too_stale, "versions old"),
     "of_node misses a lease": Bug(
         Leases, "of_node", lambda self, node: [x for x in self if x.node == node][1:], "outstanding are"
     ),
@@ -286,7 +286,9 @@ BUGS = {
     "a step begins after the stop": Bug(RunState, "stop", stops_without_closing, "is to stop"),
     "a node holds three leases": Bug(modes, "WINDOW_LEASES", 3, "3 steps, 2 are allowed"),
     "a short batch is forgotten": Bug(Plan, "_sizes", forgets_the_short_batch, "not as planned"),
-    "a step given back is never lent": Bug(Async, "give_back", gives_back_but_tells_nobody, "not finished"),
+    "a step given back is never lent": Bug(
+        AsyncMode, "give_back", gives_back_but_tells_nobody, "not finished"
+    ),
     "leases outlive their connection": Bug(
         NodeCore, "_lost", computes_what_a_broken_connection_left, "is evicted"
     ),

@@ -11,7 +11,7 @@ from w5xde.control.pool.members import Member
 from w5xde.control.run_state import RunState
 from w5xde.control.step_decisions import StepDecisions
 from w5xde.control.steps.leases import Lease
-from w5xde.control.steps.open_step import StepWork
+from w5xde.control.steps.open_step import OpenStep
 
 
 class Answers:
@@ -96,7 +96,7 @@ class Answers:
             return effects + self._membership.evict(lease.node, broken, now, bans=False)
         return effects + state.lend(state.members, now)
 
-    def _set_aside(self, work: StepWork, lease: Lease, reason: str, now: float) -> list[ev.Effect]:
+    def _set_aside(self, work: OpenStep, lease: Lease, reason: str, now: float) -> list[ev.Effect]:
         """Go on without a batch that fails wherever it is tried."""
         state = self._state
         effects = state.failures.set_aside(work, lease, reason)

@@ -10,8 +10,8 @@ import random
 from collections.abc import Iterable
 
 from w5xde.control import events as ev
-from w5xde.control.modes.robust_mode import mode_of
-from w5xde.control.modes.sync import Mode
+from w5xde.control.modes.base import Mode
+from w5xde.control.modes.choice import choose_mode
 from w5xde.control.pool.members import Member, Members
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.cut import Accounts, Progress
@@ -33,7 +33,7 @@ class RunState:
         self.settings = settings
         self.members = Members()
         self.leases = Leases(settings.incarnation)
-        self.mode: Mode = mode_of(settings, plan, self.members, self.leases)
+        self.mode: Mode = choose_mode(settings, plan, self.members, self.leases)
         self.tally = Tally(Quorum(settings.robust), skip_bad_batches=settings.skip_bad_batches)
         self.norm_check = NormCheck(NormLimits(settings.max_update_norm, settings.own_norm))
         self.failures = Failures(self.mode, self.members, self.leases, self.tally, self.norm_check)

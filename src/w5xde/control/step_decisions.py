@@ -12,7 +12,7 @@ from w5xde.control.membership import Membership
 from w5xde.control.pool.members import Member
 from w5xde.control.run_state import RunState
 from w5xde.control.steps.cut import Cut
-from w5xde.control.steps.open_step import StepWork
+from w5xde.control.steps.open_step import OpenStep
 from w5xde.control.steps.save_schedule import SaveSchedule
 from w5xde.tree import Span
 
@@ -28,7 +28,7 @@ class StepDecisions:
         # Steps that were rolled back once.
         self._rolled_back: set[int] = set()
 
-    def complete(self, work: StepWork, now: float) -> list[ev.Effect]:
+    def complete(self, work: OpenStep, now: float) -> list[ev.Effect]:
         """Every batch of a step is in, or set aside: decide that the optimizer steps."""
         state, step = self._state, work.plan
         effects = state.rollback.cancel_leases(step.index)

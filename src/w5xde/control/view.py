@@ -7,7 +7,7 @@ from w5xde.control.run_state import RunState
 from w5xde.control.step_decisions import StepDecisions
 from w5xde.control.steps.cut import Accounts, Cut, Progress
 from w5xde.control.steps.leases import Lease, Leases
-from w5xde.control.steps.open_step import StepWork
+from w5xde.control.steps.open_step import OpenStep
 from w5xde.control.steps.plan import Plan
 
 
@@ -47,7 +47,7 @@ class CoreView:
         return self._state.leases
 
     @property
-    def open_steps(self) -> list[StepWork]:
+    def open_steps(self) -> list[OpenStep]:
         """Steps that are begun and not complete."""
         return self._state.mode.open_works
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from w5xde.control.modes.sync import Mode, share_of
+from w5xde.control.modes.base import Mode, share_of
 from w5xde.control.pool.members import Member, Members
 from w5xde.control.steps.leases import Lease, Leases
-from w5xde.control.steps.open_step import StepWork
+from w5xde.control.steps.open_step import OpenStep
 from w5xde.control.steps.plan import Plan
 from w5xde.tree import Span
 
@@ -29,7 +29,7 @@ LATE_SECONDS_MIN = 0.05
 STUCK_SECONDS_MIN = 10.0
 
 
-class Async(Mode):
+class AsyncMode(Mode):
     """Every node works on steps of its own; an answer is applied as it comes, if it is fresh enough."""
 
     def __init__(
@@ -50,9 +50,9 @@ class Async(Mode):
         self._bound = staleness
         self._stretches = stretches
         self._spare_frames = spare_frames
-        self._works: dict[int, StepWork] = {}
+        self._works: dict[int, OpenStep] = {}
         self._applying: set[int] = set()
-        self._again: deque[StepWork] = deque()
+        self._again: deque[OpenStep] = deque()
         self._overtaken: set[int] = set()
         # Who was lent nothing, or less than it could take, until older answers are in; in order.
         self._waiting: dict[str, Member] = {}
@@ -65,7 +65,7 @@ class Async(Mode):
         return max(STALENESS_MIN, STALENESS_OF_ONE * self.members.parallel)
 
     @property
-    def open_works(self) -> list[StepWork]:
+    def open_works(self) -> list[OpenStep]:
         return list(self._works.values())
 
     @property
@@ -83,25 +83,25 @@ class Async(Mode):
             return f"computed on version {lease.version}, for version {last}; the bound is {self.staleness}"
         return ""
 
-    def take(self, lease: Lease) -> StepWork | None:
+    def take(self, lease: Lease) -> OpenStep | None:
         work = self._works[lease.step.index]
         work.oldest = min(work.oldest, lease.version - lease.behind)
         return self._completed(work) if work.take(lease.span, [share_of(lease)]) else None
 
-    def is_stale(self, work: StepWork, version: int) -> bool:
+    def is_stale(self, work: OpenStep, version: int) -> bool:
         """Whether parts of a complete stretch waited too long for the others."""
         return work.plan.apart and version - work.oldest > self.staleness
 
-    def set_aside(self, step: int, span: Span) -> StepWork | None:
+    def set_aside(self, step: int, span: Span) -> OpenStep | None:
         work = self._works[step]
         return self._completed(work) if work.take(span, []) else None
 
-    def _completed(self, work: StepWork) -> StepWork:
+    def _completed(self, work: OpenStep) -> OpenStep:
         del self._works[work.plan.index]
         self._applying.add(work.plan.index)
         return work
 
-    def give_back(self, lease: Lease, *, failed: bool = False) -> StepWork | None:
+    def give_back(self, lease: Lease, *, failed: bool = False) -> OpenStep | None:
         work = self._works.get(lease.step.index)
         if work is None:
             return None
@@ -119,7 +119,7 @@ class Async(Mode):
         self._applying.discard(step)
         return ()
 
-    def reopen(self, work: StepWork) -> None:
+    def reopen(self, work: OpenStep) -> None:
         self._applying.discard(work.plan.index)
         self._works[work.plan.index] = work
         self._again.append(work)
@@ -207,7 +207,7 @@ class Async(Mode):
             count -= leases[-1].steps
         return leases
 
-    def _next_span(self, member: Member, most: int) -> tuple[StepWork, Span] | None:
+    def _next_span(self, member: Member, most: int) -> tuple[OpenStep, Span] | None:
         """A whole step, or what of one came back: after a failure batch by batch."""
         for _ in range(len(self._again)):
             work = self._again.popleft()
@@ -222,7 +222,7 @@ class Async(Mode):
         step = self.plan.next_stretch(most) if self._stretches else self.plan.next_step()
         if step is None:
             return None
-        work = self._works[step.index] = StepWork(step)
+        work = self._works[step.index] = OpenStep(step)
         span = work.carve(member.name, member.batches_max, self.members)
         if work.free:
             self._again.append(work)
