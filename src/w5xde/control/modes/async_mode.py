@@ -23,6 +23,9 @@ FRAME_STEPS_MAX = 64
 # The bound if none is set: enough that four frames of some batches are under way, and for everybody.
 STALENESS_MIN = 48
 STALENESS_OF_ONE = 4
+# Weights change most at the start: the first steps lend for a staleness of this, and one more for every so
+# many steps, until the bound is reached. Only if the user set no bound.
+STALENESS_FIRST, STEPS_PER_STALENESS = 4, 32
 # However little was expected, so long may any node be late: another process may just have its core.
 LATE_SECONDS_MIN = 0.05
 # A node that beats but does not answer for this long (or four times what was expected) is overtaken.
@@ -54,6 +57,8 @@ class AsyncMode(Mode):
         self._applying: set[int] = set()
         self._again: deque[OpenStep] = deque()
         self._overtaken: set[int] = set()
+        # The staleness for which is lent now.
+        self._lent_staleness = 0
         # Who was lent nothing, or less than it could take, until older answers are in; in order.
         self._waiting: dict[str, Member] = {}
 
@@ -63,6 +68,11 @@ class AsyncMode(Mode):
         if self._bound is not None:
             return self._bound
         return max(STALENESS_MIN, STALENESS_OF_ONE * self.members.parallel)
+
+    def _staleness_to_lend(self, version: int) -> int:
+        if self._bound is not None:
+            return self._bound
+        return min(self.staleness, STALENESS_FIRST + version // STEPS_PER_STALENESS)
 
     @property
     def open_works(self) -> list[OpenStep]:
@@ -142,6 +152,7 @@ class AsyncMode(Mode):
         found: list[list[Lease]] = []
         if self.is_closing:
             return found
+        self._lent_staleness = self._staleness_to_lend(version)
         # Whoever waits longest is served first; nobody is looked at while there is no room.
         for member in candidates:
             self._waiting.setdefault(member.name, member)
@@ -181,9 +192,9 @@ class AsyncMode(Mode):
         lent = self.leases.steps
         for oldest in self.leases:
             if now - oldest.expected_at <= max(LATE_SECONDS_MIN, oldest.expected_at - oldest.granted_at):
-                return self.staleness + 1 - lent - (version - oldest.version)
+                return self._lent_staleness + 1 - lent - (version - oldest.version)
             lent -= oldest.steps
-        return self.staleness + 1
+        return self._lent_staleness + 1
 
     def _held_steps(self, member: Member) -> int:
         return member.pending_batches if self._stretches else len(member.pending)
@@ -192,7 +203,7 @@ class AsyncMode(Mode):
         """How many steps travel together: two such frames for each that can run, half of that to spare."""
         if not member.compute_seconds:
             return 1
-        fresh = (self.staleness + 1) // (3 * max(1, self.members.parallel))
+        fresh = (self._lent_staleness + 1) // (3 * max(1, self.members.parallel))
         held = member.batches_max // self.plan.step_batches
         return max(1, min(int(FRAME_SECONDS / member.compute_seconds), fresh, held, FRAME_STEPS_MAX))
 
