@@ -96,7 +96,8 @@ def wrap_decoders(watch: Watch) -> None:
         (store, "parse"),
         (ledger, "parse"),
         (steplog, "parse"),
-        (checkpoint, "_restore"),
+        (checkpoint, "restore"),
+        (checkpoint, "restore_weights"),
         (export, "load"),
     ):
         watch.wrap(owner, name)

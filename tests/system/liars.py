@@ -66,7 +66,7 @@ LIES: dict[str, Callable[[], Callable[[nn.Module, Tensor], Tensor]]] = {
     "sign flipped": lambda: _times(-1),
     "a thousand times too large": lambda: _times(1000),
     "zeros": lambda: _times(0),
-    "against, as large as is believed": lambda: _times(-9),
+    "against, as large as is believed": lambda: _times(-6),
     "an old one": _Replay,
     ALTERNATING: _alternating,
 }

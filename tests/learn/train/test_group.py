@@ -255,6 +255,8 @@ def test_rows_that_lie_together_are_sent_in_one_piece() -> None:
     size = blueprint.moving_bytes
     assert [len(piece) for piece in pieces] == [3 * size, size, size, size]
     assert bytes(pieces[0]) == b"".join(bytes([i]) * size for i in (1, 2, 3))
+    # A node whose batches all failed has nothing to send.
+    assert memory_of([]) == []
 
 
 def test_a_block_is_used_again_when_all_of_it_is_back() -> None:

@@ -605,3 +605,6 @@ def test_a_number_that_was_never_used_is_no_loss(tmp_path: Path) -> None:
         ledger.close()
     assert [number for number, _ in segments(disk)] == [2, 4, 6]
     assert find_missing_segments(disk) == []
+    # The last writer died before the first line of its segment was complete.
+    (tmp_path / segment_name(6)).write_bytes(b"")
+    assert find_missing_segments(disk) == []

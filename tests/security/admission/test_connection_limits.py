@@ -160,8 +160,8 @@ def test_what_is_remembered_has_a_limit():
     knock(doorman, "first")
     for number in range(3 * limits.ADDRESSES_MAX):
         # The second time is counted, to be told later of each address that is remembered.
-        doorman.is_news(f"a{number}", "W5-113", 0.0)
-        doorman.is_news(f"a{number}", "W5-113", 0.0)
-    assert 0 < len(doorman.news(limits.NEWS_SECONDS)) <= limits.ADDRESSES_MAX
-    doorman.gone("first")
-    assert doorman.strangers == 0
+        doorman.should_log(f"a{number}", "W5-113", 0.0)
+        doorman.should_log(f"a{number}", "W5-113", 0.0)
+    assert 0 < len(doorman.log_lines(limits.LOG_SECONDS)) <= limits.ADDRESSES_MAX
+    doorman.release("first")
+    assert doorman.unauthenticated == 0

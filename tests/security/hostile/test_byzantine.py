@@ -28,10 +28,11 @@ def test_liars_are_turned_out_and_the_loss_is_that_of_an_honest_pool(lie: str, c
 
 
 def test_what_would_destroy_a_model_is_bounded_even_if_nobody_is_found_out() -> None:
-    """Both pull the other way, nine times as hard: ten times would be refused."""
+    """Both pull the other way, six times as hard: too little for the limit of norms."""
     lie = "against, as large as is believed"
     ruined = train(lie, honest_batches=0, epochs=EPOCHS, **PLAIN)
     trimmed = train(lie, honest_batches=0, epochs=EPOCHS, **TRIMMED)
     # A model that knows nothing has a loss of 2.3.
     assert ruined.loss > 2.0
+    assert (ruined.liars_out, trimmed.liars_out) == (0, 0)
     assert trimmed.loss < 1.5

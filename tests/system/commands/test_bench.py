@@ -248,12 +248,12 @@ def test_checks_are_left_out_every_other_turn_and_their_time_is_counted(results)
 
 def test_with_closed_eyes_nothing_is_looked_at():
     def turns() -> dict[str, bool]:
-        from w5xde.control.trust.norm_limits import NormLimit
+        from w5xde.control.trust.norm_limits import NormLimits
 
         found = {}
         checks = CheckTurns()
         checks.start()
-        limit = NormLimit("1.5")
+        limit = NormLimits("1.5")
         for batches, name in enumerate(("looking", "blind", "looking again")):
             checks.turn(batches * TURN_SECONDS, batches)
             found[name] = limit.of(1) == 1.5

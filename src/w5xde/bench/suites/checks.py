@@ -29,8 +29,8 @@ _LOOKS: dict[tuple[type, str], Callable[..., Any]] = {
     (Gauge, "norms"): lambda gauge, body, vectors: [0.0] * len(vectors),
     (Gauge, "norm"): lambda gauge, vector: 0.0,
     (Gauge, "is_finite"): lambda gauge, vector: True,
-    (Undo, "keep"): lambda undo, token, version: None,
-    (Undo, "is_sound"): lambda undo, token, version: True,
+    (Undo, "save"): lambda undo, token, version: None,
+    (Undo, "accept"): lambda undo, token, version: True,
     (NormLimits, "of"): lambda limit, batches: math.inf,
     (NormLimits, "learn"): lambda limit, norm, batches: None,
 }

@@ -221,7 +221,8 @@ def memory_of(vectors: Sequence[Vector]) -> list[memoryview]:
     """The bytes of all vectors, in order; neighbouring rows of one block are one piece."""
     pieces: list[memoryview] = []
     rows: list[Row] = []
-    for vector, following in zip(vectors, [*vectors[1:], None], strict=True):
+    for at, vector in enumerate(vectors):
+        following = vectors[at + 1] if at + 1 < len(vectors) else None
         if not isinstance(vector, Row):
             pieces.append(vector.memory)
             continue

@@ -213,7 +213,9 @@ def find_missing_segments(disk: Disk) -> list[str]:
         if number == numbers[at] + 1:
             continue
         later = (Segment(disk, name).head for _, name in names[at:])
-        after = next((head.after for head in later if head is not None), NOTHING)
+        after = next((head.after for head in later if head is not None), None)
+        if after is None:
+            continue  # its writer died before a first line was complete: nothing followed the gap
         earlier = (Segment(disk, name) for _, name in reversed(names[:at]))
         before = next((segment for segment in earlier if segment.head is not None), None)
         if not (before.reaches(after) if before is not None else after == NOTHING):
