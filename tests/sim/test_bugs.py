@@ -262,7 +262,7 @@ SYNC_FOLDER, SETTLE, BEGIN = VirtualDisk.sync_folder, VirtualDisk.settle, StepLo
 
 
 def believes_the_verified(self: CoordinatorCore, event: ev.Verified, now: float) -> list[ev.Effect]:
-    norm = self._verification.end(event.lease)
+    norm = self.verification.end(event.lease)
     return self._accept(event.node, event.lease, norm, now, verified=True)
 
 
