@@ -139,21 +139,15 @@ def run_coordinator(
     named = _load(job, name)
     from w5xde.learn.model.device import choose_device, threads
     from w5xde.runtime.node.fork_server import ForkServer
-    from w5xde.runtime.system.capacity import require_descriptors, require_memory
+    from w5xde.runtime.system.capacity import require_capacity
 
     choose_device(settings.device)
-    require_descriptors(settings.nodes)
-    require_memory(settings.nodes)
+    require_capacity(settings.nodes)
     with threads(settings.threads):
         # Forked first: a fork after torch has started threads, or sockets are open, would copy them.
         fork_server = ForkServer(named.job, settings) if settings.nodes else None
-        result = None
-        try:
-            result = _run_prepared(named, settings, callbacks, watcher or Watcher(), fork_server)
-            return result
-        finally:
-            if fork_server is not None:
-                fork_server.close(now=result is None)
+        with fork_server or contextlib.nullcontext():
+            return _run_prepared(named, settings, callbacks, watcher or Watcher(), fork_server)
 
 
 def _run_prepared(

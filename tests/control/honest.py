@@ -58,7 +58,7 @@ class Story:
         self.records.append({"kind": "start", "incarnation": self._life, "plan": facts})
         if version is not None:
             self._restored(version, again)
-        del self.steps[self._core.version :]
+        del self.steps[self._core.view.version :]
         self._scribe, self._pending = RecordBuilder(), deque[Lease]()
         self._finish: ev.Finish | None = None
         self._tell(ev.Ticked(), *(ev.Joined(node) for node in nodes))
@@ -88,15 +88,13 @@ class Story:
             aside=checkpoint.accounts.aside,
             replayed=replayed,
         )
-        self.records += copy.deepcopy(restored.records(self._core.accounts.aside))
+        self.records += copy.deepcopy(restored.records(self._core.view.accounts.aside))
 
     def _work(self) -> None:
         """Whoever was lent something first is done, or fails; or else time passes."""
         self._now += BATCH_SECONDS
-        for member in self._core.members:
-            self._core.members.heard(member.name, self._now)
         if not self._pending:
-            self._tell(ev.Ticked())
+            self._tell(ev.Ticked(heard={member.name: self._now for member in self._core.view.members}))
             return
         lease = self._pending.popleft()
         batches = range(lease.step.first + lease.span.start, lease.step.first + lease.span.stop)
@@ -122,7 +120,7 @@ class Story:
                 self._pending = deque(each for each in self._pending if each.id not in effect.leases)
                 return [ev.Dropped(effect.node, lease) for lease in effect.leases]
             case ev.Step():
-                self.steps.append((effect, self._core.cut(self._now)))
+                self.steps.append((effect, self._core.view.cut(self._now)))
                 return [ev.Stepped([effect.plan.index], durable=self._settings.logs_steps)]
             case ev.Save():
                 self.cuts[effect.cut.version] = effect.cut

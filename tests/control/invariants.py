@@ -8,14 +8,14 @@ from w5xde.tree import Span
 
 def check(core: CoordinatorCore) -> None:
     """Raises what does not. Called after every event of thousands of runs: sentences are made when needed."""
-    for lease in core.leases:
-        member = core.members.get(lease.node)
+    for lease in core.view.leases:
+        member = core.view.members.get(lease.node)
         if member is None or lease.id not in member.pending:
             raise AssertionError(f"{lease} is not in its node's hands")
-        if lease.version > core.version:
+        if lease.version > core.view.version:
             raise AssertionError(f"{lease} comes from the future")
-    for work in core.mode.open_works:
-        held = [lease.span for lease in core.leases.of_step(work.plan.index)]
+    for work in core.view.open_steps:
+        held = [lease.span for lease in core.view.leases.of_step(work.plan.index)]
         free = [0] * work.plan.count
         for span in work.free:
             for batch in range(*span):
@@ -29,9 +29,9 @@ def check(core: CoordinatorCore) -> None:
                 raise AssertionError(f"batch {batch} of step {work.plan.index} is lost")
         if work.free_batches != sum(span.count for span in work.free):
             raise AssertionError(f"step {work.plan.index} miscounts its free batches")
-    pending = sum(sum(member.pending.values()) for member in core.members)
-    if pending != core.members.pending_batches:
+    pending = sum(sum(member.pending.values()) for member in core.view.members)
+    if pending != core.view.members.pending_batches:
         raise AssertionError("pending batches are miscounted")
-    rate = sum(member.rate for member in core.members)
-    if abs(rate - core.members.pool_rate) > 1e-6 * max(1.0, rate):
+    rate = sum(member.rate for member in core.view.members)
+    if abs(rate - core.view.members.pool_rate) > 1e-6 * max(1.0, rate):
         raise AssertionError("the pool's speed is miscounted")

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator
 
 from tests.control.invariants import check
 from w5xde.control import events as ev
-from w5xde.control.coordinator import TICK_SECONDS, CoordinatorCore
+from w5xde.control.coordinator import CoordinatorCore
+from w5xde.control.membership import TICK_SECONDS
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.leases import INCARNATION_SHIFT, Lease
 from w5xde.control.steps.plan import Plan

@@ -64,9 +64,7 @@ def test_what_failed_on_a_node_is_not_copied_to_it_while_others_have_not_tried()
     core.handle(ev.Failed("a", first.id, "not a number", math.inf), 0.0)
     copied = []
     for now in range(60):
-        for name in ("a", "b", "c"):
-            core.members.heard(name, float(now))
-        told = core.handle(ev.Ticked(), float(now))
+        told = core.handle(ev.Ticked(heard=dict.fromkeys("abc", float(now))), float(now))
         for effect in told:
             if isinstance(effect, ev.Assign):
                 assert effect.node == "a"
@@ -89,7 +87,5 @@ def test_a_batch_that_failed_does_not_wait_for_ever_for_somebody_who_is_stuck() 
                 told += core.handle(ev.Answered("a", [lease.id for lease in effect.leases], 0.1), now)
             elif isinstance(effect, ev.Step):
                 told += core.handle(ev.Stepped([effect.plan.index]), now)
-        for name in ("a", "stuck"):
-            core.members.heard(name, now)
-        told = core.handle(ev.Ticked(), now)
-    assert core.version == 2
+        told = core.handle(ev.Ticked(heard=dict.fromkeys(("a", "stuck"), now)), now)
+    assert core.view.version == 2

@@ -14,7 +14,8 @@ from tests.control.invariants import check
 from tests.sim.counter import Counter, Sum, batches_of, leaves_of
 from tests.sim.scenario import Scenario
 from w5xde.control import events as ev
-from w5xde.control.coordinator import TICK_SECONDS, CoordinatorCore
+from w5xde.control.coordinator import CoordinatorCore
+from w5xde.control.membership import TICK_SECONDS
 from w5xde.control.modes.sync import WINDOW_LEASES
 from w5xde.control.pool.members import SILENCE_SECONDS, STALL_SECONDS
 from w5xde.control.steps.leases import Lease
@@ -77,18 +78,18 @@ class Books:
         self._counter = counter
         self.leases: dict[int, Lease] = past.leases if past is not None else {}
         self.stepped_at: dict[int, float] = past.stepped_at if past is not None else {}
-        self._aside = {(each.epoch, each.batch) for each in core.accounts.aside}
+        self._aside = {(each.epoch, each.batch) for each in core.view.accounts.aside}
         self._outstanding: dict[int, Lease] = {}
         self._hands: dict[str, Hand] = {}
         self._there: dict[int, set[int]] = {}
         self._failures: dict[tuple[int, int], list[str]] = {}
-        self._version = core.version
+        self._version = core.view.version
         # Steps begun before: those may be finished although the run is to stop.
-        self._begun = core.plan.cursor.index - 1
+        self._begun = core.view.plan.cursor.index - 1
         self._is_closing = False
         self._started_at = math.inf
         # Of training, in earlier lives.
-        self._seconds = core.seconds(0.0)
+        self._seconds = core.view.seconds(0.0)
         # Our own time, with and without the moments for which nobody is blamed.
         self._ticked_at = now
         self._awake = self._strict = 0.0
@@ -119,11 +120,11 @@ class Books:
             self._nobody_stays_silent()
         if isinstance(event, ev.Dropped):
             self._outstanding.pop(event.lease, None)
-        held = {lease.id for lease in self._core.leases}
+        held = {lease.id for lease in self._core.view.leases}
         if held != self._outstanding.keys():
             raise AssertionError(f"outstanding are {sorted(held)}, not {sorted(self._outstanding)}")
-        if self._core.version != self._version:
-            raise AssertionError(f"version {self._core.version} after {self._version} steps")
+        if self._core.view.version != self._version:
+            raise AssertionError(f"version {self._core.view.version} after {self._version} steps")
         check(self._core)
 
     def _audit(self, event: ev.Event, effect: ev.Effect, was_closing: bool, now: float) -> None:
@@ -352,7 +353,7 @@ class Books:
     # --- the end ----------------------------------------------------------------------------------
 
     def _finished(self, finish: ev.Finish) -> None:
-        progress, applied = self._core.progress, self._counter.version
+        progress, applied = self._core.view.progress, self._counter.version
         require(progress.steps <= applied, f"{progress.steps} steps are counted, {applied} applied")
         if finish.error:
             worst = max(self._failures.values(), key=len, default=[])

@@ -34,14 +34,14 @@ from w5xde.control.pool.members import BEAT_SECONDS
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.plan import Plan
 from w5xde.messages import Beat, Bye, Update
-from w5xde.runtime.coordinator.peer import Peer
-from w5xde.runtime.coordinator.pipeline import Pipeline
-from w5xde.runtime.coordinator.ports import ModelPorts, Ports
 from w5xde.runtime.coordinator.setup import first_records
-from w5xde.runtime.coordinator.steps import Applied
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.ledger import Ledger
 from w5xde.runtime.durable.resume import Restored, restore
+from w5xde.runtime.pipeline.peer import Peer
+from w5xde.runtime.pipeline.pipeline import Pipeline
+from w5xde.runtime.pipeline.ports import ModelPorts, Ports
+from w5xde.runtime.pipeline.steps import Applied
 from w5xde.runtime.telemetry.meters import Meters
 
 if TYPE_CHECKING:
@@ -131,12 +131,12 @@ class SimulatedCoordinator:
             "run", self.journal.life, scenario.mode, scenario.durability, self.core, self.restored
         )
         last = self.restored.last if self.restored is not None else None
-        self.journal.begin(records, self.core.version, last)
+        self.journal.begin(records, self.core.view.version, last)
         self._writer = Writer(self)
         self.journal.start(self._tasks, self._writer, self.tell, world.say)
         world.at(world.now + scenario.tick_seconds, self.gate.enter, self._tick)
         if scenario.is_stream:
-            self._discover(self.core.plan.cursor.epoch, self.core.plan.cursor.first)
+            self._discover(self.core.view.plan.cursor.epoch, self.core.view.plan.cursor.first)
 
     def _make_core(self) -> WatchedCore:
         scenario = self._scenario
@@ -389,7 +389,7 @@ class SimulatedCoordinator:
     def _conclude(self, effect: ev.Finish) -> None:
         # As the coordinator does: nothing else writes when the end is written.
         self._writer.drain()
-        cut = self.core.cut(self.world.now)
+        cut = self.core.view.cut(self.world.now)
         self.journal.save_last(cut, {"meters": {}})
         self.journal.stop({"kind": "stop", "reason": effect.reason, "error": effect.error})
         self.finished = effect

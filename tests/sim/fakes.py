@@ -23,8 +23,8 @@ from w5xde.learn.model.route import is_large
 from w5xde.learn.step.incoming import DiscardedVector
 from w5xde.learn.step.sums import Contribution, Decided, Leased, StepNotFinite, Total, TreeSums
 from w5xde.messages import Layout, Update, Value
-from w5xde.runtime.coordinator.peer import Peer
-from w5xde.runtime.coordinator.ports import Snapshot
+from w5xde.runtime.pipeline.peer import Peer
+from w5xde.runtime.pipeline.ports import Snapshot
 
 if TYPE_CHECKING:
     from tests.sim.coordinator import SimulatedCoordinator

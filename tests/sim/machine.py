@@ -21,7 +21,7 @@ from w5xde.protocol.wire import Limits
 if TYPE_CHECKING:
     from tests.sim.coordinator import SimulatedCoordinator
     from tests.sim.world import World
-    from w5xde.runtime.coordinator.peer import Peer
+    from w5xde.runtime.pipeline.peer import Peer
 
 # As `w5xde join --wait` gives by default.
 WAIT_SECONDS = 30.0

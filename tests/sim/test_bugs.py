@@ -13,31 +13,32 @@ from tests.sim.disk import File, VirtualDisk
 from tests.sim.scenario import Scenario
 from tests.sim.world import Failure, World
 from w5xde.control import events as ev
-from w5xde.control.coordinator import CoordinatorCore
+from w5xde.control.answers import Answers
 from w5xde.control.modes import sync as modes
-from w5xde.control.modes.async_mode import Async
-from w5xde.control.modes.sync import Sync
+from w5xde.control.modes.async_mode import AsyncMode
+from w5xde.control.modes.sync import SyncMode
 from w5xde.control.node import NodeCore
 from w5xde.control.pool.members import Members
+from w5xde.control.run_state import RunState
 from w5xde.control.steps import open_step as work
 from w5xde.control.steps.cut import Accounts
 from w5xde.control.steps.leases import Lease, Leases
-from w5xde.control.steps.open_step import StepWork
+from w5xde.control.steps.open_step import OpenStep
 from w5xde.control.steps.plan import Cursor, Plan
 from w5xde.control.trust.norm_limits import NormLimits
 from w5xde.control.uploads import UploadQueue
 from w5xde.learn.step.sums import TreeSums
 from w5xde.messages import Answer, Rejected
-from w5xde.runtime.coordinator.lending import Lending
-from w5xde.runtime.coordinator.peer import Peer
-from w5xde.runtime.coordinator.steps import Applied, Steps
-from w5xde.runtime.coordinator.updates import Updates
 from w5xde.runtime.durable import journal as keeper
 from w5xde.runtime.durable import ledger_segments
 from w5xde.runtime.durable.checkpoints import CheckpointStore
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.ledger import Ledger, Syncing
 from w5xde.runtime.durable.step_log import StepLog
+from w5xde.runtime.pipeline.lending import Lending
+from w5xde.runtime.pipeline.peer import Peer
+from w5xde.runtime.pipeline.steps import Applied, Steps
+from w5xde.runtime.pipeline.updates import Updates
 from w5xde.tree import PairwiseTree
 
 SEEDS = 1000
@@ -65,7 +66,7 @@ def settle_forgets_to_end(self: Leases, lease: int, node: str) -> Lease | str:
     return held if held is not None and held.node == node else "not outstanding"
 
 
-def takes_one_too_stale(self: Async, lease: Lease, version: int) -> str:
+def takes_one_too_stale(self: AsyncMode, lease: Lease, version: int) -> str:
     return "stale" if version - lease.version > self.staleness + 1 else ""
 
 
@@ -78,12 +79,12 @@ def merges_in_order_of_arrival(self: PairwiseTree[Any], span: Any, value: Any) -
         self._merge = merge
 
 
-def stops_without_closing(self: CoordinatorCore, event: ev.Stop, now: float) -> list[ev.Effect]:
-    self._stop_reason = event.reason
-    return self._finish_if_settled()
+def stops_without_closing(self: RunState, reason: str) -> list[ev.Effect]:
+    self._stop_reason = reason
+    return self.finish_if_settled()
 
 
-def gives_back_but_tells_nobody(self: Async, lease: Lease, *, failed: bool = False) -> StepWork | None:
+def gives_back_but_tells_nobody(self: AsyncMode, lease: Lease, *, failed: bool = False) -> OpenStep | None:
     work = self._works.get(lease.step.index)
     if work is not None:
         work.give_back(lease.span, self.leases.of_step(lease.step.index))
@@ -268,18 +269,18 @@ LEND, SEND_PARAMETERS, SEND_WORK = Lending.lend, Lending._send_parameters, Lendi
 SYNC_FOLDER, SETTLE, BEGIN = VirtualDisk.sync_folder, VirtualDisk.settle, StepLog.begin
 
 
-def believes_the_verified(self: CoordinatorCore, event: ev.Verified, now: float) -> list[ev.Effect]:
-    norm = self.verification.end(event.lease)
+def believes_the_verified(self: Answers, event: ev.Verified, now: float) -> list[ev.Effect]:
+    norm = self._state.verification.end(event.lease)
     return self._accept(event.node, event.lease, norm, now, verified=True)
 
 
 BUGS = {
-    "give_back forgets": Bug(StepWork, "give_back", lambda self, span, leases: 0, "is lost"),
-    "failed batches are forgotten": Bug(StepWork, "failed", lambda self, span, node, leases: None, "is lost"),
+    "give_back forgets": Bug(OpenStep, "give_back", lambda self, span, leases: 0, "is lost"),
+    "failed batches are forgotten": Bug(OpenStep, "failed", lambda self, span, node, leases: None, "is lost"),
     "settle ignores the node": Bug(Leases, "settle", settle_ignores_the_node, "is folded as|outstanding are"),
     "a lease is settled twice": Bug(Leases, "settle", settle_forgets_to_end, "outstanding|node's hands"),
-    "a covered span is taken": Bug(Sync, "admit", lambda self, lease, version: "", "already"),
-    "one version too stale": Bug(Async, "admit", takes_one_too_stale, "versions old"),
+    "a covered span is taken": Bug(SyncMode, "admit", lambda self, lease, version: "", "already"),
+    "one version too stale": Bug(AsyncMode, "admit", takes_one_too_stale, "versions old"),
     "of_node misses a lease": Bug(
         Leases, "of_node", lambda self, node: [x for x in self if x.node == node][1:], "outstanding are"
     ),
@@ -289,10 +290,12 @@ BUGS = {
         Members, "forgive_stall", lambda self, now, expected_seconds: 0.0, "s of silence"
     ),
     "sums in order of arrival": Bug(PairwiseTree, "put", merges_in_order_of_arrival, "summed as"),
-    "a step begins after the stop": Bug(CoordinatorCore, "_stop", stops_without_closing, "is to stop"),
+    "a step begins after the stop": Bug(RunState, "stop", stops_without_closing, "is to stop"),
     "a node holds three leases": Bug(modes, "WINDOW_LEASES", 3, "3 steps, 2 are allowed"),
     "a short batch is forgotten": Bug(Plan, "_sizes", forgets_the_short_batch, "not as planned"),
-    "a step given back is never lent": Bug(Async, "give_back", gives_back_but_tells_nobody, "not finished"),
+    "a step given back is never lent": Bug(
+        AsyncMode, "give_back", gives_back_but_tells_nobody, "not finished"
+    ),
     "leases outlive their connection": Bug(
         NodeCore, "_lost", computes_what_a_broken_connection_left, "is evicted"
     ),
@@ -351,7 +354,7 @@ BUGS = {
     "the first update is believed, however large": Bug(
         NormLimits, "_guess", lambda self, size: math.inf, "a lie is folded"
     ),
-    "a verified answer is not compared": Bug(CoordinatorCore, "_verified", believes_the_verified, "a lie is"),
+    "a verified answer is not compared": Bug(Answers, "verified", believes_the_verified, "a lie is"),
     # --- what must survive
     "what was undone is forgotten": Bug(
         Plan, "resume", forgets_what_was_undone, "all done|hole|not finished"

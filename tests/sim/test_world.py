@@ -104,7 +104,7 @@ def seconds_until_lent_again(mode: str, at: float, strike: Callable[[Machine], N
     world = World(scenario)
     struck_at = at
     world.run_until(struck_at)
-    while not (held := world.core.leases.of_node("n0")):
+    while not (held := world.core.view.leases.of_node("n0")):
         struck_at += 0.01
         world.run_until(struck_at)
     strike(world.machines[0])

@@ -138,7 +138,7 @@ class World:
             error=finish.error,
             seconds=self.now,
             events=self._count,
-            steps=self.core.progress.steps,
+            steps=self.core.view.progress.steps,
             lives=self.lives,
             points=self._points,
             value=self.latest.counter.value,
@@ -186,7 +186,7 @@ class World:
         report = audit_disk(self.disk, "run", self.latest.journal.ledger.head.sha256)
         found = report.findings
         require(report.is_clean, f"the audit found: {found.violations[:3]}")
-        progress = self.core.progress
+        progress = self.core.view.progress
         counted = (found.steps, found.batches, found.samples, found.epochs)
         expected = (progress.steps, progress.batches, progress.samples, progress.epochs)
         require(counted == expected, f"the audit counts {counted}, the core {expected}")
@@ -229,7 +229,7 @@ class World:
                     coordinator.later(self._rng.choice((0.0, 0.1, 1.0)), coordinator.inject, *answer)
 
     def _require_durable(self, coordinator: SimulatedCoordinator) -> None:
-        steps = coordinator.core.progress.steps
+        steps = coordinator.core.view.progress.steps
         if not self._is_rotten:
             require(
                 steps >= self._durable_steps,
@@ -268,7 +268,7 @@ class World:
             self._note(brief(event), effects)
 
     def latest_progress(self) -> int:
-        return self.coordinator.core.progress.durable_steps if self.coordinator is not None else 0
+        return self.coordinator.core.view.progress.durable_steps if self.coordinator is not None else 0
 
     # --- faults -----------------------------------------------------------------------------------
 

@@ -53,8 +53,8 @@ class Mended(Story):
     """A run whose bad batch is mended after its first life, or whose node leaves at its end."""
 
     def resume_mended(self, *nodes: str) -> Story:
-        version = self._core.version
-        self.cuts[version] = self._core.cut(0.0)
+        version = self._core.view.version
+        self.cuts[version] = self._core.view.cut(0.0)
         self._poison = None
         return self.live(*nodes, version=version)
 

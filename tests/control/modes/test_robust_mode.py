@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from w5xde.control.modes.robust_mode import CRAWL_FACTOR, GATHERING_SECONDS, Evenly, mode_of
-from w5xde.control.modes.sync import PROBE_FACTOR, Sync
+from w5xde.control.modes.choice import choose_mode
+from w5xde.control.modes.robust_mode import CRAWL_FACTOR, GATHERING_SECONDS, RobustMode
+from w5xde.control.modes.sync import PROBE_FACTOR, SyncMode
 from w5xde.control.pool.members import Members
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.leases import Lease, Leases
@@ -20,8 +21,8 @@ class Pool:
         self.members, self.leases = Members(), Leases(1)
         plan = Plan(step_batches=batches, epoch_limit=None, step_limit=None, samples=batches, batch_size=1)
         settings = CoreSettings("sync", robust=parse_robust(robust))
-        mode = mode_of(settings, plan, self.members, self.leases)
-        assert isinstance(mode, Evenly)
+        mode = choose_mode(settings, plan, self.members, self.leases)
+        assert isinstance(mode, RobustMode)
         self.mode = mode
         self.now = 100.0
         for i in range(nodes):
@@ -150,8 +151,8 @@ def test_liars_who_seem_quick_leave_no_honest_node_out() -> None:
 
 def test_without_a_rule_batches_are_shared_by_speed() -> None:
     plan = Plan(step_batches=8, epoch_limit=1, step_limit=None, samples=8, batch_size=1)
-    mode = mode_of(CoreSettings("sync"), plan, Members(), Leases(1))
-    assert type(mode) is Sync
+    mode = choose_mode(CoreSettings("sync"), plan, Members(), Leases(1))
+    assert type(mode) is SyncMode
 
 
 def test_one_who_comes_and_goes_does_not_keep_the_others_waiting_for_ever() -> None:

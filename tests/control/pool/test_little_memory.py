@@ -52,10 +52,8 @@ class Run:
 
     def work(self) -> None:
         self.now += 0.001
-        for member in self.core.members:
-            self.core.members.heard(member.name, self.now)
         if not self.works:
-            self.tell(ev.Ticked())
+            self.tell(ev.Ticked(heard={member.name: self.now for member in self.core.view.members}))
             return
         node, leases = self.works.pop(0)
         batches = sum(lease.span.count for lease in leases)

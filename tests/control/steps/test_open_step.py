@@ -6,15 +6,15 @@ import itertools
 
 from w5xde.control.pool.members import Members
 from w5xde.control.steps.leases import Lease
-from w5xde.control.steps.open_step import StepWork
+from w5xde.control.steps.open_step import OpenStep
 from w5xde.control.steps.plan import StepPlan
 from w5xde.tree import Span
 
 NUMBERS = itertools.count(1)
 
 
-def step(count: int) -> StepWork:
-    return StepWork(StepPlan(index=0, epoch=0, first=0, sizes=(1,) * count, ends_epoch=True))
+def step(count: int) -> OpenStep:
+    return OpenStep(StepPlan(index=0, epoch=0, first=0, sizes=(1,) * count, ends_epoch=True))
 
 
 def pool(*names: str) -> Members:
@@ -24,13 +24,13 @@ def pool(*names: str) -> Members:
     return members
 
 
-def lent(work: StepWork, node: str, start: int, stop: int) -> Lease:
+def lent(work: OpenStep, node: str, start: int, stop: int) -> Lease:
     return Lease(
         next(NUMBERS), node, work.plan, Span(start, stop), version=0, granted_at=0.0, expected_at=0.0
     )
 
 
-def carve(work: StepWork, node: str, want: int, members: Members) -> Span:
+def carve(work: OpenStep, node: str, want: int, members: Members) -> Span:
     span = work.carve(node, want, members)
     assert span is not None
     return span

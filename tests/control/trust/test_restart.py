@@ -53,7 +53,7 @@ def facts() -> dict[str, object]:
     pool = Pool()
     for _ in range(2 * KNOWN_MIN):
         pool.answer(USUAL)
-    cut = pool.core.cut(0.0)
+    cut = pool.core.view.cut(0.0)
     return dict(msgspec.json.decode(msgspec.json.encode(msgspec.to_builtins(cut, str_keys=True))))
 
 

@@ -32,7 +32,7 @@ def test_an_answer_that_could_not_be_computed_again_is_counted_and_reported() ->
     assert note.kind == "unverified"
     assert "no memory" in note.text
     assert isinstance(fold, ev.Fold)
-    assert (core.progress.verified_batches, core.progress.unverified_batches) == (0, 1)
+    assert (core.view.progress.verified_batches, core.view.progress.unverified_batches) == (0, 1)
 
 
 def test_a_verified_answer_is_counted() -> None:
@@ -40,7 +40,7 @@ def test_a_verified_answer_is_counted() -> None:
     [lease] = assign.leases
     core.handle(ev.Answered("a", [lease.id], 1.0), 0.0)
     core.handle(ev.Verified("a", lease.id), 0.0)
-    assert (core.progress.verified_batches, core.progress.unverified_batches) == (1, 0)
+    assert (core.view.progress.verified_batches, core.view.progress.unverified_batches) == (1, 0)
 
 
 @pytest.mark.parametrize("wrong", ["", "its norm is 1e+08"])

@@ -10,17 +10,12 @@ import pytest
 
 from tests.security.admission.test_register import NOW, admit
 from w5xde.config import Settings
-from w5xde.control.pool.connection_limits import ConnectionLimits
 from w5xde.errors import StorageError
 from w5xde.messages import Hello
-from w5xde.protocol.session import COORDINATOR
 from w5xde.runtime.admission.bans import Bans
 from w5xde.runtime.admission.gatekeeper import Admission, Gatekeeper
 from w5xde.runtime.admission.register import TicketRegister
-from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.net import listener
-from w5xde.runtime.net.connection import Connection, Owner
-from w5xde.runtime.net.listener import Candidate
 
 
 def hello(name: str) -> Hello:
@@ -32,15 +27,16 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.gatekeeper = Gatekeeper(folder, "0" * 16, Settings())
-        self.gatekeeper.guard([listener.Place(socket.AF_INET, "127.0.0.1")])
+        self.gatekeeper.guard([listener.ListenAddress(socket.AF_INET, "127.0.0.1")])
         self.gatekeeper.open("127.0.0.1", 5555)
-        self.present: list[Peer] = []
+        # Connected nodes: id -> name.
+        self.present: dict[bytes, str] = {}
         self.told: list[str] = []
         self._news = asyncio.Event()
         self.bans = Bans(
             self.gatekeeper,
-            lambda: self.present,
-            lambda peer, reason: self._hear(f"{peer.name} must go: {reason}"),
+            lambda: list(self.present),
+            lambda node_id, reason: self._hear(f"{self.present[node_id]} must go: {reason}"),
             lambda kind, text: self._hear(f"{kind}: {text}"),
             lambda error: self._hear(f"trouble: {error.what}"),
         )
@@ -59,13 +55,6 @@ class Place:
         return self.told
 
 
-def guest(node_id: bytes, name: str) -> Peer:
-    owner = Owner(opened=print, heard=print, lost=print, alive=print)
-    visit = Candidate("10.0.0.7", ConnectionLimits(), is_here=False)
-    visit.over()
-    return Peer(Connection(COORDINATOR, owner), visit, name=name, node_id=node_id)
-
-
 def test_a_ban_reaches_a_node_by_its_name_in_the_run(tmp_path: Path) -> None:
     async def story() -> None:
         place = Place(tmp_path)
@@ -73,7 +62,7 @@ def test_a_ban_reaches_a_node_by_its_name_in_the_run(tmp_path: Path) -> None:
         ticket = register.new(NOW, lifetime_seconds=None)
         ids = [admit(register, ticket, address=f"10.0.0.{at}").node_id for at in range(3)]
         names = [place.name("lab", Admission(node_id)) for node_id in ids]
-        place.present.append(guest(ids[0], "lab"))
+        place.present[ids[0]] = "lab"
         place.bans.ban("lab", "it lies")
         assert await place.until_told(1) == ["lab must go: this node is banned from the run: it lies"]
         place.present.clear()

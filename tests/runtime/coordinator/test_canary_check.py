@@ -23,9 +23,9 @@ from w5xde.runtime.coordinator.canary_check import (
     GUESS_FACTOR_MAX,
     CanaryCheck,
 )
-from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.net.connection import Connection
 from w5xde.runtime.net.listener import Candidate
+from w5xde.runtime.pipeline.peer import Peer
 
 JOB = make(mlp(lambda: nn.BatchNorm1d(16)))
 

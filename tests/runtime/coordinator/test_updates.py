@@ -13,9 +13,9 @@ from w5xde.learn.model.layout import Vector
 from w5xde.learn.model.route import LARGE_BYTES_MIN
 from w5xde.learn.step.incoming import DiscardedVector
 from w5xde.messages import Answer, Message, Rejected, Update
-from w5xde.runtime.coordinator.peer import Peer, SentWork
-from w5xde.runtime.coordinator.ports import ModelPorts, Ports
-from w5xde.runtime.coordinator.updates import UNFIT, Updates
+from w5xde.runtime.pipeline.peer import Peer, SentWork
+from w5xde.runtime.pipeline.ports import ModelPorts, Ports
+from w5xde.runtime.pipeline.updates import UNFIT, Updates
 from w5xde.runtime.telemetry.meters import Meters
 
 NOTHING = Vector(torch.zeros(0, dtype=torch.uint8), [])

@@ -19,8 +19,8 @@ from torch.utils.data import TensorDataset
 import w5xde
 from tests.processes import events
 from w5xde.learn.step.incoming import StoredVector
-from w5xde.runtime.coordinator.peer import Peer
-from w5xde.runtime.coordinator.updates import Updates
+from w5xde.runtime.pipeline.peer import Peer
+from w5xde.runtime.pipeline.updates import Updates
 
 SETTINGS: dict[str, Any] = {"epochs": 3, "batch_size": 10, "batches_per_step": 8, "seed": 5, "log": "silent"}
 
@@ -60,7 +60,7 @@ def disturbed(monkeypatch: pytest.MonkeyPatch) -> type[Disturbed]:
     class Own(Disturbed):
         pass
 
-    monkeypatch.setattr("w5xde.runtime.coordinator.pipeline.Updates", Own)
+    monkeypatch.setattr("w5xde.runtime.pipeline.pipeline.Updates", Own)
     return Own
 
 

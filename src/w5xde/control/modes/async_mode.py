@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from w5xde.control.modes.sync import Mode, share_of
+from w5xde.control.modes.base import Mode, share_of
 from w5xde.control.pool.members import Member, Members
 from w5xde.control.steps.leases import Lease, Leases
-from w5xde.control.steps.open_step import StepWork
+from w5xde.control.steps.open_step import OpenStep
 from w5xde.control.steps.plan import Plan
 from w5xde.tree import Span
 
@@ -23,13 +23,16 @@ FRAME_STEPS_MAX = 64
 # The bound if none is set: enough that four frames of some batches are under way, and for everybody.
 STALENESS_MIN = 48
 STALENESS_OF_ONE = 4
+# Weights change most at the start: the first steps lend for a staleness of this, and one more for every so
+# many steps, until the bound is reached. Only if the user set no bound.
+STALENESS_FIRST, STEPS_PER_STALENESS = 4, 32
 # However little was expected, so long may any node be late: another process may just have its core.
 LATE_SECONDS_MIN = 0.05
 # A node that beats but does not answer for this long (or four times what was expected) is overtaken.
 STUCK_SECONDS_MIN = 10.0
 
 
-class Async(Mode):
+class AsyncMode(Mode):
     """Every node works on steps of its own; an answer is applied as it comes, if it is fresh enough."""
 
     def __init__(
@@ -50,10 +53,12 @@ class Async(Mode):
         self._bound = staleness
         self._stretches = stretches
         self._spare_frames = spare_frames
-        self._works: dict[int, StepWork] = {}
+        self._works: dict[int, OpenStep] = {}
         self._applying: set[int] = set()
-        self._again: deque[StepWork] = deque()
+        self._again: deque[OpenStep] = deque()
         self._overtaken: set[int] = set()
+        # The staleness for which is lent now.
+        self._lent_staleness = 0
         # Who was lent nothing, or less than it could take, until older answers are in; in order.
         self._waiting: dict[str, Member] = {}
 
@@ -64,8 +69,13 @@ class Async(Mode):
             return self._bound
         return max(STALENESS_MIN, STALENESS_OF_ONE * self.members.parallel)
 
+    def _staleness_to_lend(self, version: int) -> int:
+        if self._bound is not None:
+            return self._bound
+        return min(self.staleness, STALENESS_FIRST + version // STEPS_PER_STALENESS)
+
     @property
-    def open_works(self) -> list[StepWork]:
+    def open_works(self) -> list[OpenStep]:
         return list(self._works.values())
 
     @property
@@ -83,25 +93,25 @@ class Async(Mode):
             return f"computed on version {lease.version}, for version {last}; the bound is {self.staleness}"
         return ""
 
-    def take(self, lease: Lease) -> StepWork | None:
+    def take(self, lease: Lease) -> OpenStep | None:
         work = self._works[lease.step.index]
         work.oldest = min(work.oldest, lease.version - lease.behind)
         return self._completed(work) if work.take(lease.span, [share_of(lease)]) else None
 
-    def is_stale(self, work: StepWork, version: int) -> bool:
+    def is_stale(self, work: OpenStep, version: int) -> bool:
         """Whether parts of a complete stretch waited too long for the others."""
         return work.plan.apart and version - work.oldest > self.staleness
 
-    def set_aside(self, step: int, span: Span) -> StepWork | None:
+    def set_aside(self, step: int, span: Span) -> OpenStep | None:
         work = self._works[step]
         return self._completed(work) if work.take(span, []) else None
 
-    def _completed(self, work: StepWork) -> StepWork:
+    def _completed(self, work: OpenStep) -> OpenStep:
         del self._works[work.plan.index]
         self._applying.add(work.plan.index)
         return work
 
-    def give_back(self, lease: Lease, *, failed: bool = False) -> StepWork | None:
+    def give_back(self, lease: Lease, *, failed: bool = False) -> OpenStep | None:
         work = self._works.get(lease.step.index)
         if work is None:
             return None
@@ -119,7 +129,7 @@ class Async(Mode):
         self._applying.discard(step)
         return ()
 
-    def reopen(self, work: StepWork) -> None:
+    def reopen(self, work: OpenStep) -> None:
         self._applying.discard(work.plan.index)
         self._works[work.plan.index] = work
         self._again.append(work)
@@ -142,6 +152,7 @@ class Async(Mode):
         found: list[list[Lease]] = []
         if self.is_closing:
             return found
+        self._lent_staleness = self._staleness_to_lend(version)
         # Whoever waits longest is served first; nobody is looked at while there is no room.
         for member in candidates:
             self._waiting.setdefault(member.name, member)
@@ -181,9 +192,9 @@ class Async(Mode):
         lent = self.leases.steps
         for oldest in self.leases:
             if now - oldest.expected_at <= max(LATE_SECONDS_MIN, oldest.expected_at - oldest.granted_at):
-                return self.staleness + 1 - lent - (version - oldest.version)
+                return self._lent_staleness + 1 - lent - (version - oldest.version)
             lent -= oldest.steps
-        return self.staleness + 1
+        return self._lent_staleness + 1
 
     def _held_steps(self, member: Member) -> int:
         return member.pending_batches if self._stretches else len(member.pending)
@@ -192,7 +203,7 @@ class Async(Mode):
         """How many steps travel together: two such frames for each that can run, half of that to spare."""
         if not member.compute_seconds:
             return 1
-        fresh = (self.staleness + 1) // (3 * max(1, self.members.parallel))
+        fresh = (self._lent_staleness + 1) // (3 * max(1, self.members.parallel))
         held = member.batches_max // self.plan.step_batches
         return max(1, min(int(FRAME_SECONDS / member.compute_seconds), fresh, held, FRAME_STEPS_MAX))
 
@@ -207,7 +218,7 @@ class Async(Mode):
             count -= leases[-1].steps
         return leases
 
-    def _next_span(self, member: Member, most: int) -> tuple[StepWork, Span] | None:
+    def _next_span(self, member: Member, most: int) -> tuple[OpenStep, Span] | None:
         """A whole step, or what of one came back: after a failure batch by batch."""
         for _ in range(len(self._again)):
             work = self._again.popleft()
@@ -222,7 +233,7 @@ class Async(Mode):
         step = self.plan.next_stretch(most) if self._stretches else self.plan.next_step()
         if step is None:
             return None
-        work = self._works[step.index] = StepWork(step)
+        work = self._works[step.index] = OpenStep(step)
         span = work.carve(member.name, member.batches_max, self.members)
         if work.free:
             self._again.append(work)

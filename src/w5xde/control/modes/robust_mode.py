@@ -1,4 +1,4 @@
-"""Evenly: with `--robust` every node is lent a like part of every step, whatever its speed.
+"""RobustMode: with `--robust` every node is lent a like part of every step, whatever its speed.
 
 A robust mean gives each node of a step one voice, so the more take part, the better; and speed, which a liar
 can have for nothing, must buy nobody else's part. So nodes take no turns, nobody computes what another holds
@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from w5xde.control.modes.async_mode import Async
-from w5xde.control.modes.sync import PROBE_FACTOR, WINDOW_LEASES, Mode, Sync
+from w5xde.control.modes.sync import PROBE_FACTOR, WINDOW_LEASES, SyncMode
 from w5xde.control.pool.members import Member, Members
-from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.leases import Lease, Leases
-from w5xde.control.steps.open_step import StepWork
+from w5xde.control.steps.open_step import OpenStep
 from w5xde.control.steps.plan import Plan
 from w5xde.robust_rule import Robust
 
@@ -32,25 +30,7 @@ OVERDUE_FACTOR = 2.0
 CRAWL_FACTOR = 8.0
 
 
-def mode_of(settings: CoreSettings, plan: Plan, members: Members, leases: Leases) -> Mode:
-    """How the batches of this run are shared out."""
-    if settings.mode == "async":
-        # For each lease that is verified the coordinator keeps a copy of the model.
-        spare_frames = 0 if settings.verify and settings.is_large else 1
-        return Async(
-            plan,
-            members,
-            leases,
-            settings.staleness,
-            stretches=settings.stretches,
-            spare_frames=spare_frames,
-        )
-    if settings.robust is not None:
-        return Evenly(plan, members, leases, settings.robust)
-    return Sync(plan, members, leases, is_large=settings.is_large)
-
-
-class Evenly(Sync):
+class RobustMode(SyncMode):
     """One step at a time, in like parts for all."""
 
     def __init__(self, plan: Plan, members: Members, leases: Leases, rule: Robust) -> None:
@@ -77,7 +57,7 @@ class Evenly(Sync):
         return super().stepped(step)
 
     def _share(
-        self, work: StepWork, candidates: Iterable[Member], version: int, now: float
+        self, work: OpenStep, candidates: Iterable[Member], version: int, now: float
     ) -> list[list[Lease]]:
         slow = self._crawlers(now)
         voices = {share[2] for _, shares in work.tree for share in shares}
@@ -107,7 +87,7 @@ class Evenly(Sync):
         return found
 
     def _lend_part(
-        self, member: Member, parts: int, work: StepWork, version: int, now: float
+        self, member: Member, parts: int, work: OpenStep, version: int, now: float
     ) -> list[list[Lease]]:
         """One of so many like parts of what is free, or most of it: a part may be no single span."""
         want = min(-(-work.free_batches // parts), member.batches_max)
@@ -121,7 +101,7 @@ class Evenly(Sync):
         return [leases] if leases else []
 
     def _lend_copy(
-        self, member: Member, idle: int, work: StepWork, version: int, now: float
+        self, member: Member, idle: int, work: OpenStep, version: int, now: float
     ) -> list[list[Lease]]:
         """A part of what somebody else is long overdue with."""
         outstanding = self.leases.of_step(work.plan.index)

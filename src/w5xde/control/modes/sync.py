@@ -1,17 +1,16 @@
-"""Modes: who is lent which batches next, what is admitted, and when a step is complete.
+"""Sync mode: one step at a time, split along the canonical tree and shared out by measured speed.
 
-`Sync` works on one step at a time and splits it along the canonical tree; `Async` (in `freely.py`) lends
-whole steps and takes each answer as it comes. Both only decide: they touch no tensors, no sockets, no clock.
+Only decides: touches no tensors, no sockets and no clock.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
+from w5xde.control.modes.base import Mode, share_of
 from w5xde.control.pool.members import Member, Members
 from w5xde.control.steps.leases import Lease, Leases
-from w5xde.control.steps.open_step import Share, StepWork
+from w5xde.control.steps.open_step import OpenStep
 from w5xde.control.steps.plan import Plan
 from w5xde.tree import Span, halves
 
@@ -34,88 +33,17 @@ SHARE_SLACK = 1.15
 PROBE_FACTOR = 4.0
 
 
-class Mode(ABC):
-    """What both modes share: the pool, the plan, and writing a lease down."""
-
-    def __init__(self, plan: Plan, members: Members, leases: Leases) -> None:
-        self.plan = plan
-        self.members = members
-        self.leases = leases
-        self.batches_relent = 0
-        # Set when the run is asked to stop: what is begun is finished, nothing new is begun.
-        self.is_closing = False
-
-    @abstractmethod
-    def grants(self, candidates: Iterable[Member], version: int, now: float) -> list[list[Lease]]:
-        """New leases for these members, already recorded; each list travels as one message."""
-
-    @abstractmethod
-    def admit(self, lease: Lease, version: int) -> str:
-        """Why the answer to a lease must be refused, or nothing."""
-
-    @abstractmethod
-    def take(self, lease: Lease) -> StepWork | None:
-        """Count an admitted answer; returns the step's work if that completed it."""
-
-    def is_stale(self, work: StepWork, version: int) -> bool:
-        """Whether a complete step must begin anew, because parts of it are too old by now."""
-        return False
-
-    @abstractmethod
-    def set_aside(self, step: int, span: Span) -> StepWork | None:
-        """Go on without these batches; returns the step's work if that completed it."""
-
-    @abstractmethod
-    def give_back(self, lease: Lease, *, failed: bool = False) -> StepWork | None:
-        """The lease ended without an answer: its batches must be lent again. Returns their step's work."""
-
-    @abstractmethod
-    def stepped(self, step: int) -> Iterable[Member]:
-        """The learner has applied a complete step; returns who may be waiting for that."""
-
-    @abstractmethod
-    def reopen(self, work: StepWork) -> None:
-        """A complete step changed nothing: what of it is free is to be lent again."""
-
-    @abstractmethod
-    def overtake(self, now: float) -> None:
-        """Look for leases that are so late that somebody else should compute them too."""
-
-    @abstractmethod
-    def loaded(self, machine: str, load: float) -> None:
-        """The coordinator needs this share of a core there."""
-
-    @property
-    @abstractmethod
-    def open_works(self) -> list[StepWork]:
-        """Steps that are begun and not complete."""
-
-    @property
-    @abstractmethod
-    def is_settled(self) -> bool:
-        """Whether nothing is left to do for what was begun."""
-
-    def lend(self, member: Member, work: StepWork, span: Span, version: int, now: float) -> Lease:
-        number = self.leases.new_id()
-        expected_at = self.members.lend(member, number, span.count, now)
-        lease = Lease(number, member.name, work.plan, span, version, now, expected_at)
-        self.leases.grant(lease)
-        if any(back.holds(span) for back in work.returned):
-            self.batches_relent += span.count
-        return lease
-
-
-class Sync(Mode):
+class SyncMode(Mode):
     """One step at a time, shared out by speed; the last spans are also lent to whoever is idle."""
 
     def __init__(self, plan: Plan, members: Members, leases: Leases, *, is_large: bool = False) -> None:
         super().__init__(plan, members, leases)
         self._is_large = is_large
-        self._work: StepWork | None = None
+        self._work: OpenStep | None = None
         self._applying: int | None = None
 
     @property
-    def open_works(self) -> list[StepWork]:
+    def open_works(self) -> list[OpenStep]:
         return [self._work] if self._work is not None else []
 
     @property
@@ -132,23 +60,23 @@ class Sync(Mode):
             return "somebody else was sooner"
         return ""
 
-    def take(self, lease: Lease) -> StepWork | None:
+    def take(self, lease: Lease) -> OpenStep | None:
         work = self._work
         if work is None:
             raise ValueError(f"no step is open for lease {lease.id}")
         return self._completed(work) if work.take(lease.span, [share_of(lease)]) else None
 
-    def set_aside(self, step: int, span: Span) -> StepWork | None:
+    def set_aside(self, step: int, span: Span) -> OpenStep | None:
         work = self._work
         if work is None or work.plan.index != step:
             raise ValueError(f"step {step} is not open")
         return self._completed(work) if work.take(span, []) else None
 
-    def _completed(self, work: StepWork) -> StepWork:
+    def _completed(self, work: OpenStep) -> OpenStep:
         self._work, self._applying = None, work.plan.index
         return work
 
-    def give_back(self, lease: Lease, *, failed: bool = False) -> StepWork | None:
+    def give_back(self, lease: Lease, *, failed: bool = False) -> OpenStep | None:
         work = self._work
         if work is None or work.plan.index != lease.step.index:
             return None
@@ -165,7 +93,7 @@ class Sync(Mode):
         self._applying = None
         return self.members
 
-    def reopen(self, work: StepWork) -> None:
+    def reopen(self, work: OpenStep) -> None:
         self._work, self._applying = work, None
 
     def loaded(self, machine: str, load: float) -> None:
@@ -181,12 +109,12 @@ class Sync(Mode):
             step = None if self.is_closing else self.plan.next_step()
             if step is None:
                 return []
-            self._work = StepWork(step)
+            self._work = OpenStep(step)
             candidates = self.members
         return self._share(self._work, candidates, version, now)
 
     def _share(
-        self, work: StepWork, candidates: Iterable[Member], version: int, now: float
+        self, work: OpenStep, candidates: Iterable[Member], version: int, now: float
     ) -> list[list[Lease]]:
         """Who of these is lent which part of the step, by speed."""
         found: list[list[Lease]] = []
@@ -240,7 +168,7 @@ class Sync(Mode):
         share = min(max(share, int(LEASE_SECONDS_MIN / member.batch_seconds), 1), member.batches_max)
         return 1 << (share.bit_length() - 1)
 
-    def _is_in_time(self, member: Member, working: list[Member], work: StepWork, now: float) -> bool:
+    def _is_in_time(self, member: Member, working: list[Member], work: OpenStep, now: float) -> bool:
         """Whether the member would be done with one more batch before the others were done with all."""
         mine = self.members.expected_batch_seconds(member)
         pool_rate = sum(other.rate for other in working)
@@ -263,7 +191,7 @@ class Sync(Mode):
         return max(0.0, member.free_at - now) + mine <= max(batches / others_rate, soonest)
 
     def _worth_copying(
-        self, member: Member, idle: int, work: StepWork, now: float, *, in_turn: bool
+        self, member: Member, idle: int, work: OpenStep, now: float, *, in_turn: bool
     ) -> Span | None:
         """A span somebody else holds which this idle member would give sooner, the latest one first.
 
@@ -291,7 +219,7 @@ class Sync(Mode):
         return best
 
     def _part_to_copy(
-        self, member: Member, lease: Lease, idle: int, outstanding: list[Lease], work: StepWork
+        self, member: Member, lease: Lease, idle: int, outstanding: list[Lease], work: OpenStep
     ) -> Span | None:
         """Several idle nodes share a long lease between them; nothing is copied twice."""
         spans = [lease.span]
@@ -304,7 +232,3 @@ class Sync(Mode):
             if holders < 2:
                 return span
         return None
-
-
-def share_of(lease: Lease) -> Share:
-    return lease.span.start, lease.span.stop, lease.node, lease.id

@@ -60,7 +60,7 @@ class _TokenBucket:
 
 
 @dataclass(slots=True)
-class _Address:
+class _AddressState:
     """What is remembered of an address."""
 
     unauthenticated: int = 0
@@ -80,7 +80,7 @@ class ConnectionLimits:
 
     def __init__(self) -> None:
         self.unauthenticated = 0
-        self._addresses: dict[str, _Address] = {}
+        self._addresses: dict[str, _AddressState] = {}
         self._handshakes = _TokenBucket(HANDSHAKES_PER_SECOND_ALL, HANDSHAKES_AT_ONCE_ALL)
 
     def refusal(
@@ -150,12 +150,12 @@ class ConnectionLimits:
                         lines.append(f"{what} turned away from {address} within {now - since:.0f} s ({kind})")
         return lines
 
-    def _address(self, address: str) -> _Address:
+    def _address(self, address: str) -> _AddressState:
         known = self._addresses.get(address)
         if known is None:
             if len(self._addresses) >= ADDRESSES_MAX:
                 # There are more addresses than unauthenticated connections, so one of them has none.
                 idle = (each for each, other in self._addresses.items() if not other.unauthenticated)
                 del self._addresses[next(idle)]
-            known = self._addresses[address] = _Address()
+            known = self._addresses[address] = _AddressState()
         return known

@@ -22,7 +22,7 @@ WITNESSES_MAX = 5
 Share = tuple[int, int, str, int]
 
 
-class StepWork:
+class OpenStep:
     """A step in progress: which of its spans are free, which are in, and who gave them."""
 
     def __init__(self, plan: StepPlan) -> None:
@@ -37,7 +37,7 @@ class StepWork:
         self.oldest = sys.maxsize
 
     @classmethod
-    def again(cls, plan: StepPlan, empty: Iterable[Span]) -> StepWork:
+    def again(cls, plan: StepPlan, empty: Iterable[Span]) -> OpenStep:
         """The step from its beginning; what was set aside of it stays so."""
         work = cls(plan)
         work.free, work.free_batches = [], 0

@@ -8,11 +8,11 @@ batches correctly. Only decides: knows no tensors, no sockets and no clock.
 from __future__ import annotations
 
 from w5xde.control import events as ev
-from w5xde.control.modes.sync import Mode
+from w5xde.control.modes.base import Mode
 from w5xde.control.pool.members import Member, Members
 from w5xde.control.steps.cut import Aside
 from w5xde.control.steps.leases import Lease, Leases
-from w5xde.control.steps.open_step import Share, StepWork
+from w5xde.control.steps.open_step import OpenStep, Share
 from w5xde.control.steps.tally import Tally
 from w5xde.control.trust.norm_limits import FAULTS_MAX, NormCheck
 
@@ -43,7 +43,7 @@ class Failures:
 
     def failed(
         self, lease: Lease, reason: str, norm: float | None
-    ) -> tuple[list[ev.Effect], StepWork | None]:
+    ) -> tuple[list[ev.Effect], OpenStep | None]:
         """A lease failed: return the effects, and the open step if its batch must be set aside.
 
         `norm` is that of an update that we rejected; None if the node itself could not compute it.
@@ -72,7 +72,7 @@ class Failures:
             return f"{member.failures_in_a_row} leases in a row failed there"
         return ""
 
-    def set_aside(self, work: StepWork, lease: Lease, reason: str) -> list[ev.Effect]:
+    def set_aside(self, work: OpenStep, lease: Lease, reason: str) -> list[ev.Effect]:
         """Continue without a batch that no node can compute."""
         step, where = lease.step, lease.where
         self._aside_in_a_row += 1

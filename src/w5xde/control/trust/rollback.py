@@ -6,9 +6,9 @@ Only decides: knows no tensors, no sockets and no clock.
 from __future__ import annotations
 
 from w5xde.control import events as ev
-from w5xde.control.modes.sync import Mode
+from w5xde.control.modes.base import Mode
 from w5xde.control.steps.leases import Lease, Leases
-from w5xde.control.steps.open_step import StepWork
+from w5xde.control.steps.open_step import OpenStep
 from w5xde.control.steps.plan import StepPlan
 from w5xde.control.steps.tally import Tally
 from w5xde.control.trust.verification import Verification
@@ -66,6 +66,6 @@ class Rollback:
         """Begin a step again. Batches that were set aside stay so."""
         aside = {(each.epoch, each.batch) for each in self._tally.accounts.aside}
         empty = [Span(i, i + 1) for i, key in enumerate(plan.keys) if key in aside]
-        work = StepWork.again(plan, empty)
+        work = OpenStep.again(plan, empty)
         self._mode.reopen(work)
         return ev.Reopen(plan, version, empty)

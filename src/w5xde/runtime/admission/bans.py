@@ -17,22 +17,24 @@ from w5xde.messages import Hello
 from w5xde.runtime.admission.gatekeeper import Admission, Gatekeeper
 from w5xde.runtime.admission.register import BANNED_MAX
 from w5xde.runtime.admission.register_rows import TicketRow
-from w5xde.runtime.coordinator.peer import Peer
 
 
 class Bans:
-    """All bans of a run. Calls `note` with news for the user, and `on_error` if the register fails."""
+    """All bans of a run. `connected` gives the ids of connected nodes, and `evict` closes one by its id.
+
+    Calls `note` with news for the user, and `on_error` if the register fails.
+    """
 
     def __init__(
         self,
         gatekeeper: Gatekeeper,
-        present: Callable[[], Iterable[Peer]],
-        evict: Callable[[Peer, str], None],
+        connected: Callable[[], Iterable[bytes]],
+        evict: Callable[[bytes, str], None],
         note: Callable[[str, str], None],
         on_error: Callable[[StorageError], None],
     ) -> None:
         self._gatekeeper = gatekeeper
-        self._present = present
+        self._connected = connected
         self._evict = evict
         self._note = note
         self._on_error = on_error
@@ -88,7 +90,7 @@ class Bans:
         return error is None
 
     def _evict_banned(self) -> None:
-        for peer in self._present():
-            reason = self._gatekeeper.ban_of(peer.node_id) if peer.node_id else None
+        for node_id in self._connected():
+            reason = self._gatekeeper.ban_of(node_id)
             if reason is not None:
-                self._evict(peer, f"this node is banned from the run: {reason}")
+                self._evict(node_id, f"this node is banned from the run: {reason}")

@@ -15,7 +15,7 @@ from typing import Any
 from w5xde.callbacks import Callback
 from w5xde.config import Settings
 from w5xde.control import events as ev
-from w5xde.control.coordinator import TICK_SECONDS
+from w5xde.control.membership import TICK_SECONDS
 from w5xde.control.pool.members import BEAT_SECONDS
 from w5xde.errors import TrainingError
 from w5xde.learn.job.coordinator_setup import Prepared
@@ -25,17 +25,17 @@ from w5xde.runtime.coordinator.ending import HURRIED_PARTING_SECONDS, STOP_NOW_S
 from w5xde.runtime.coordinator.evaluator import Evaluator
 from w5xde.runtime.coordinator.loader import Loader
 from w5xde.runtime.coordinator.parameters import ParameterEncoder
-from w5xde.runtime.coordinator.peer import Peer
 from w5xde.runtime.coordinator.peers import PARTING_SECONDS
-from w5xde.runtime.coordinator.pipeline import Pipeline
-from w5xde.runtime.coordinator.ports import ModelPorts, Ports
 from w5xde.runtime.coordinator.recheck import Recheck
-from w5xde.runtime.coordinator.steps import Applied
-from w5xde.runtime.coordinator.updates import ARRIVING_PART, Updates
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.resume import Restored
 from w5xde.runtime.durable.run_folder import RunFolder
 from w5xde.runtime.net.listener import Listener
+from w5xde.runtime.pipeline.peer import Peer
+from w5xde.runtime.pipeline.pipeline import Pipeline
+from w5xde.runtime.pipeline.ports import ModelPorts, Ports
+from w5xde.runtime.pipeline.steps import Applied
+from w5xde.runtime.pipeline.updates import ARRIVING_PART, Updates
 from w5xde.runtime.system.actor import Actor
 from w5xde.runtime.system.memory import available_bytes
 from w5xde.runtime.telemetry.callback_runner import CallbackRunner

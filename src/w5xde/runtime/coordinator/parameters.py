@@ -10,8 +10,8 @@ from w5xde.compression import AUTO, AUTO_LOSSY, NONE
 from w5xde.learn.codecs.pipeline import CodecPipeline, parse
 from w5xde.learn.codecs.sender import CodecSender, is_never_encoded
 from w5xde.learn.step.learner import Learner
-from w5xde.runtime.coordinator.peer import Peer
-from w5xde.runtime.coordinator.ports import Snapshot
+from w5xde.runtime.pipeline.peer import Peer
+from w5xde.runtime.pipeline.ports import Snapshot
 
 
 class ParameterEncoder:

@@ -36,10 +36,10 @@ from w5xde.runtime.admission.bans import Bans
 from w5xde.runtime.admission.gatekeeper import Admission, Gatekeeper
 from w5xde.runtime.admission.register import Refused
 from w5xde.runtime.coordinator.canary_check import CanaryCheck
-from w5xde.runtime.coordinator.peer import Peer
-from w5xde.runtime.coordinator.updates import Updates
 from w5xde.runtime.net.connection import Connection, Owner
 from w5xde.runtime.net.listener import Candidate
+from w5xde.runtime.pipeline.peer import Peer
+from w5xde.runtime.pipeline.updates import Updates
 from w5xde.runtime.telemetry.traffic import Traffic
 
 # What a node that works may say without any answers; the longest is a goodbye.
@@ -100,8 +100,8 @@ class Peers:
         self._all_gone = asyncio.Event()
         self._bans = Bans(
             entry,
-            lambda: list(self),
-            lambda peer, reason: None if self._is_closing else self.evict(peer, reason),
+            lambda: [peer.node_id for peer in self if peer.node_id],
+            self._evict_node,
             lambda kind, text: host.say(kind, text, ""),
             lambda error: self.turned_away("the register", error.code, error.what),
         )
@@ -322,6 +322,11 @@ class Peers:
         if self._peers.get(peer.name) is peer:
             del self._peers[peer.name]
         self.traffic.gone(peer)
+
+    def _evict_node(self, node_id: bytes, reason: str) -> None:
+        for peer in self:
+            if peer.node_id == node_id and not self._is_closing:
+                self.evict(peer, reason)
 
     def evict(self, peer: Peer, reason: str, *, abruptly: bool = False) -> None:
         """Part with a peer that misbehaved or fell silent."""

@@ -131,9 +131,9 @@ def first_records(
         "incarnation": life,
         "w5xde": w5xde.__version__,
         "durability": durability,
-        "plan": core.plan.facts | {"mode": mode},
+        "plan": core.view.plan.facts | {"mode": mode},
     }
-    return [start, *(restored.records(core.accounts.aside) if restored is not None else [])]
+    return [start, *(restored.records(core.view.accounts.aside) if restored is not None else [])]
 
 
 def open_ledger(
@@ -142,7 +142,7 @@ def open_ledger(
     """The first words of this life are on the disk before anybody can join."""
     records = first_records(recorder.name, keeper.life, settings.mode, settings.durability, core, restored)
     try:
-        keeper.begin(records, core.version, restored.last if restored is not None else None)
+        keeper.begin(records, core.view.version, restored.last if restored is not None else None)
     except OSError as error:
         raise StorageError(
             f"the ledger in {recorder.folder} cannot be written: {error.strerror}",
@@ -202,5 +202,5 @@ def words_of(
     if restored.cut is None:
         yield "goes on", "there is no checkpoint of this run yet: it begins anew"
         return
-    where = f"step {core.progress.steps}, with {core.progress.epochs} epochs complete"
+    where = f"step {core.view.progress.steps}, with {core.view.progress.epochs} epochs complete"
     yield "goes on", f"goes on from {where}; life {life} of this run's coordinator"

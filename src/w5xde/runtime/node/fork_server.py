@@ -110,6 +110,11 @@ class ForkServer:
                 self._server_pid = int(number)
             self._report(kind, name, int(number))
 
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        self.close(now=kind is not None)
+
     def close(self, *, now: bool = False) -> None:
         """Wait until all nodes have left, or with `now` have them killed; afterwards no process is left."""
         self._socket.settimeout(CLOSE_SECONDS)

@@ -17,6 +17,12 @@ DESCRIPTORS_USUAL = 10_240
 NODE_BYTES_MIN = 10 * 2**20
 
 
+def require_capacity(nodes: int) -> None:
+    """Refuse more local nodes than open files and memory suffice for."""
+    require_descriptors(nodes)
+    require_memory(nodes)
+
+
 def require_descriptors(nodes: int) -> None:
     """Raise the limit of open files as far as so many nodes need it; UsageError if the system refuses."""
     try:

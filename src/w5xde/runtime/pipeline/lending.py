@@ -14,8 +14,8 @@ from w5xde.control.view import CoreView
 from w5xde.learn.data.payload import Packed
 from w5xde.learn.data.sources import Key
 from w5xde.messages import Batch, Cancel, Loan, Params, Work
-from w5xde.runtime.coordinator.peer import Peer, SentWork
-from w5xde.runtime.coordinator.ports import Ports, Snapshot
+from w5xde.runtime.pipeline.peer import Peer, SentWork
+from w5xde.runtime.pipeline.ports import Ports, Snapshot
 from w5xde.runtime.telemetry.meters import Meters
 
 PackedBatches = dict[Key, Packed]

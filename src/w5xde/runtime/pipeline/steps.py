@@ -16,8 +16,8 @@ from w5xde.control import events as ev
 from w5xde.control.steps.cut import Cut
 from w5xde.control.view import CoreView
 from w5xde.learn.step.sums import Contribution, StepNotFinite, Total
-from w5xde.runtime.coordinator.ports import Ports
 from w5xde.runtime.durable.journal import Journal
+from w5xde.runtime.pipeline.ports import Ports
 from w5xde.runtime.telemetry.meters import Meters
 
 # A decision, with what it needs: the update that came, or the cut to be logged with a step.

@@ -15,7 +15,7 @@ from w5xde.learn.data.payload import Packed
 from w5xde.learn.data.sources import Key
 from w5xde.learn.step.incoming import Checked, IncomingVector
 from w5xde.learn.step.sums import Contribution, StepSums, Total
-from w5xde.runtime.coordinator.peer import Peer
+from w5xde.runtime.pipeline.peer import Peer
 
 
 class Tasks(Protocol):

@@ -22,8 +22,8 @@ from w5xde.learn.step.incoming import Checked, IncomingVector
 from w5xde.learn.step.sums import Contribution
 from w5xde.messages import Answer, Rejected, Update
 from w5xde.protocol.wire import Body
-from w5xde.runtime.coordinator.peer import Peer
-from w5xde.runtime.coordinator.ports import Ports
+from w5xde.runtime.pipeline.peer import Peer
+from w5xde.runtime.pipeline.ports import Ports
 from w5xde.runtime.telemetry.meters import Meters, sane_seconds
 
 # What a node says of its losses only feeds the metrics; sums of numbers below this stay finite.

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore
-from w5xde.runtime.coordinator.lending import Lending
-from w5xde.runtime.coordinator.ports import Ports
-from w5xde.runtime.coordinator.steps import Applied, StepReports, Steps
-from w5xde.runtime.coordinator.updates import Updates
 from w5xde.runtime.durable.journal import Journal
+from w5xde.runtime.pipeline.lending import Lending
+from w5xde.runtime.pipeline.ports import Ports
+from w5xde.runtime.pipeline.steps import Applied, StepReports, Steps
+from w5xde.runtime.pipeline.updates import Updates
 from w5xde.runtime.telemetry.meters import Meters
 
 # Effects that the learner carries out, together if they come together.

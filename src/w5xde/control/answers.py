@@ -1,0 +1,119 @@
+"""Answers: what a node returned for a lease is verified, accepted, rejected, or counted as a failure.
+
+Only decides: knows no tensors, no sockets and no clock.
+"""
+
+from __future__ import annotations
+
+from w5xde.control import events as ev
+from w5xde.control.membership import Membership
+from w5xde.control.pool.members import Member
+from w5xde.control.run_state import RunState
+from w5xde.control.step_decisions import StepDecisions
+from w5xde.control.steps.leases import Lease
+from w5xde.control.steps.open_step import OpenStep
+
+
+class Answers:
+    """Ends leases. An answer that counts is folded into its step."""
+
+    def __init__(self, state: RunState, membership: Membership, steps: StepDecisions) -> None:
+        self._state = state
+        self._membership = membership
+        self._steps = steps
+
+    def answered(self, event: ev.Answered, now: float) -> list[ev.Effect]:
+        state = self._state
+        effects: list[ev.Effect] = []
+        norms = event.norms or [0.0] * len(event.leases)
+        for number, norm in zip(event.leases, norms, strict=True):
+            if state.is_finished:
+                return effects
+            effects += self._take(event.node, number, norm, now)
+        member = state.members.get(event.node)
+        if member is not None:
+            state.members.measured(member, event.batch_seconds, event.compute_seconds, event.core_share)
+            effects += state.lend([member], now)
+        return effects
+
+    def _take(self, node: str, number: int, norm: float, now: float) -> list[ev.Effect]:
+        """Decide on the answer to one lease, or first have it verified."""
+        verification = self._state.verification
+        held = self._state.leases.get(number) if verification.holds_back(number) else None
+        if held is not None and held.node == node:
+            # The lease stays outstanding: meanwhile its step may be completed, or its node leave.
+            return [ev.Verify(held)] if verification.begin(number, norm) else []
+        return self._accept(node, number, norm, now, verified=False)
+
+    def _accept(self, node: str, number: int, norm: float, now: float, *, verified: bool) -> list[ev.Effect]:
+        state = self._state
+        lease, member = state.settle(node, number, now)
+        if isinstance(lease, str):
+            return [ev.Reject(node, number, lease, fenced=True)]
+        reason = state.mode.admit(lease, state.version)
+        if reason:
+            state.failures.succeeded(member)
+            state.mode.give_back(lease)
+            return [ev.Reject(node, number, reason)]
+        doubt = state.norm_check.check(lease, norm, is_verified=verified)
+        if doubt:
+            return self._fail(lease, member, doubt, norm, now)
+        state.failures.succeeded(member)
+        complete = state.mode.take(lease)
+        fold = ev.Fold(lease, state.version - lease.version)
+        return [fold, *(self._steps.complete(complete, now) if complete is not None else ())]
+
+    def verified(self, event: ev.Verified, now: float) -> list[ev.Effect]:
+        state = self._state
+        norm = state.verification.end(event.lease)
+        if event.wrong:
+            lease, _ = state.settle(event.node, event.lease, now)
+            reason = f"an update of it was computed again, and is wrong: {event.wrong}"
+            effects = state.rollback.convict(event, lease, reason, state.version)
+            return effects + self._membership.evict(event.node, reason, now)
+        effects = state.verification.count(event, state.progress)
+        effects += self._accept(event.node, event.lease, norm, now, verified=True)
+        return effects + self._lend_to(state.members.get(event.node), now)
+
+    def failed(self, event: ev.Failed, now: float) -> list[ev.Effect]:
+        lease, member = self._state.settle(event.node, event.lease, now)
+        if isinstance(lease, str):
+            return [ev.Reject(event.node, event.lease, lease, fenced=True), *self._lend_to(member, now)]
+        return self._fail(lease, member, event.reason, event.norm, now)
+
+    def _fail(
+        self, lease: Lease, member: Member | None, reason: str, norm: float | None, now: float
+    ) -> list[ev.Effect]:
+        state = self._state
+        effects, hopeless = state.failures.failed(lease, reason, norm)
+        if hopeless is not None:
+            effects += self._set_aside(hopeless, lease, reason, now)
+            if state.is_finished:
+                return effects
+        # A node whose update was rejected is judged when others have computed the same batches.
+        broken = state.failures.is_broken(member) if member is not None and norm is None else ""
+        if broken:
+            return effects + self._membership.evict(lease.node, broken, now, bans=False)
+        return effects + state.lend(state.members, now)
+
+    def _set_aside(self, work: OpenStep, lease: Lease, reason: str, now: float) -> list[ev.Effect]:
+        """Go on without a batch that fails wherever it is tried."""
+        state = self._state
+        effects = state.failures.set_aside(work, lease, reason)
+        state.is_finished = isinstance(effects[-1], ev.Finish)
+        complete = None if state.is_finished else state.mode.set_aside(lease.step.index, lease.span)
+        return effects + (self._steps.complete(complete, now) if complete is not None else [])
+
+    def dropped(self, event: ev.Dropped, now: float) -> list[ev.Effect]:
+        state = self._state
+        lease, member = state.settle(event.node, event.lease, now)
+        if isinstance(lease, str):
+            return self._lend_to(member, now)
+        state.mode.give_back(lease)
+        expire = ev.Expire(event.node, [event.lease], "not sent, or not computed")
+        text = state.members.cannot_hold(member, event.batches) if member is not None else ""
+        notes = [ev.Note("little memory", text, {"node": event.node})] if text else []
+        return [expire, *notes, *state.lend(state.members, now)]
+
+    def _lend_to(self, member: Member | None, now: float) -> list[ev.Effect]:
+        return self._state.lend([member], now) if member is not None else []

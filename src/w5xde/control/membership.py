@@ -1,0 +1,68 @@
+"""Membership: nodes join, leave, fall silent and are evicted. Knows no sockets and no clock."""
+
+from __future__ import annotations
+
+from w5xde.control import events as ev
+from w5xde.control.run_state import RunState
+
+# Fine enough to overtake a late batch soon, coarse enough to cost nothing.
+TICK_SECONDS = 0.1
+
+
+class Membership:
+    """Decides who is a member, and gives back the leases of those who are not any more."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+
+    def joined(self, event: ev.Joined, now: float) -> list[ev.Effect]:
+        state = self._state
+        member = state.members.join(event.node, now, event.machine, event.slots, event.guess_seconds)
+        state.verification.joined(event.node)
+        return [ev.Note("joined", f"{event.node} joined", {"node": event.node}), *state.lend([member], now)]
+
+    def left(self, event: ev.Left, now: float) -> list[ev.Effect]:
+        state = self._state
+        if state.members.leave(event.node) is None:
+            return []
+        held = state.leases.of_node(event.node)
+        for lease in held:
+            state.leases.end(lease)
+            state.mode.give_back(lease)
+        returned = sum(lease.span.count for lease in held)
+        text = f"{event.node} left ({event.reason})"
+        if returned:
+            text += f"; its {returned} batch{'es' * (returned > 1)} will be lent again"
+        note = ev.Note("left", text, {"node": event.node, "reason": event.reason, "batches": returned})
+        return [
+            note,
+            *([ev.Expire(event.node, [lease.id for lease in held], event.reason)] if held else []),
+            *state.lend(state.members, now),
+            *state.finish_if_settled(),
+        ]
+
+    def evict(self, node: str, reason: str, now: float, *, bans: bool = True) -> list[ev.Effect]:
+        """Close the connection of a node, if it is a member, and ban it unless it was only unlucky."""
+        effects: list[ev.Effect] = [ev.Ban(node, reason)] if bans else []
+        if node in self._state.members:
+            effects += [ev.Close(node, reason, for_good=True), *self.left(ev.Left(node, reason), now)]
+        return effects
+
+    def close_silent(self, event: ev.Ticked, now: float) -> list[ev.Effect]:
+        """Note which nodes were heard, and close those that were silent for too long.
+
+        Nodes are not blamed for time in which the coordinator itself stood still.
+        """
+        effects: list[ev.Effect] = []
+        members = self._state.members
+        for name, heard_at in event.heard.items():
+            members.heard(name, heard_at)
+        stall = members.forgive_stall(now, TICK_SECONDS)
+        if stall:
+            text = f"the coordinator stood still for {stall:.1f} s"
+            effects.append(ev.Note("stalled", text, {"seconds": stall}))
+        for member in members.silent(now):
+            reason = f"silent for {now - member.heard_at:.1f} s"
+            effects.append(ev.Close(member.name, reason, for_good=False))
+            effects += self.left(ev.Left(member.name, reason), now)
+        return effects

@@ -1,0 +1,30 @@
+"""Which mode a run uses."""
+
+from __future__ import annotations
+
+from w5xde.control.modes.async_mode import AsyncMode
+from w5xde.control.modes.base import Mode
+from w5xde.control.modes.robust_mode import RobustMode
+from w5xde.control.modes.sync import SyncMode
+from w5xde.control.pool.members import Members
+from w5xde.control.settings import CoreSettings
+from w5xde.control.steps.leases import Leases
+from w5xde.control.steps.plan import Plan
+
+
+def choose_mode(settings: CoreSettings, plan: Plan, members: Members, leases: Leases) -> Mode:
+    """How the batches of this run are shared out."""
+    if settings.mode == "async":
+        # For each lease that is verified the coordinator keeps a copy of the model.
+        spare_frames = 0 if settings.verify and settings.is_large else 1
+        return AsyncMode(
+            plan,
+            members,
+            leases,
+            settings.staleness,
+            stretches=settings.stretches,
+            spare_frames=spare_frames,
+        )
+    if settings.robust is not None:
+        return RobustMode(plan, members, leases, settings.robust)
+    return SyncMode(plan, members, leases, is_large=settings.is_large)

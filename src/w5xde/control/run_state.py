@@ -1,0 +1,107 @@
+"""The state of a run: plan, members, leases, mode, counts and version, and what every decision needs of them.
+
+Shared by the classes that decide (`membership`, `answers`, `step_decisions`). It changes only while
+`CoordinatorCore.handle` runs; everything else reads it through `CoreView`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+from w5xde.control import events as ev
+from w5xde.control.modes.base import Mode
+from w5xde.control.modes.choice import choose_mode
+from w5xde.control.pool.members import Member, Members
+from w5xde.control.settings import CoreSettings
+from w5xde.control.steps.cut import Accounts, Progress
+from w5xde.control.steps.leases import Lease, Leases
+from w5xde.control.steps.plan import Plan
+from w5xde.control.steps.tally import Tally
+from w5xde.control.trust.failures import Failures
+from w5xde.control.trust.norm_limits import NormCheck, NormLimits
+from w5xde.control.trust.quorum import Quorum
+from w5xde.control.trust.rollback import Rollback
+from w5xde.control.trust.verification import Verification
+
+
+class RunState:
+    """One run, and how it lends and ends."""
+
+    def __init__(self, plan: Plan, settings: CoreSettings, chance: random.Random | None) -> None:
+        self.plan = plan
+        self.settings = settings
+        self.members = Members()
+        self.leases = Leases(settings.incarnation)
+        self.mode: Mode = choose_mode(settings, plan, self.members, self.leases)
+        self.tally = Tally(Quorum(settings.robust), skip_bad_batches=settings.skip_bad_batches)
+        self.norm_check = NormCheck(NormLimits(settings.max_update_norm, settings.own_norm))
+        self.failures = Failures(self.mode, self.members, self.leases, self.tally, self.norm_check)
+        self.verification = Verification(settings.verify, chance, self.leases, self.norm_check)
+        self.rollback = Rollback(self.mode, self.leases, self.tally, self.verification)
+        # How many steps were decided; the learner applies them in this order, maybe a moment later.
+        self.version = 0
+        self.started_at: float | None = None
+        # Seconds of training in earlier lives of the coordinator.
+        self.seconds_before = 0.0
+        self.is_finished = False
+        self._stop_reason = ""
+
+    @property
+    def progress(self) -> Progress:
+        return self.tally.progress
+
+    @property
+    def accounts(self) -> Accounts:
+        return self.tally.accounts
+
+    def seconds(self, now: float) -> float:
+        """How long training has gone on, in all lives of the coordinator."""
+        return self.seconds_before + (now - self.started_at if self.started_at is not None else 0.0)
+
+    # --- lending ----------------------------------------------------------------------------------
+
+    def lend(self, candidates: Iterable[Member], now: float) -> list[ev.Effect]:
+        """Lend to these members what the mode grants them."""
+        if self.is_finished:
+            return []
+        granted = self.mode.grants(candidates, self.version, now)
+        if granted and self.started_at is None:
+            self.started_at = now
+        choose, is_alone = self.verification.choose, len(self.members) == 1
+        return [ev.Assign(each[0].node, each, choose(each, is_alone=is_alone)) for each in granted]
+
+    def lend_to_idle(self, now: float) -> list[ev.Effect]:
+        return self.lend([member for member in self.members if not member.pending], now)
+
+    def settle(self, node: str, number: int, now: float) -> tuple[Lease | str, Member | None]:
+        """End a lease of this node; instead of the lease, why it cannot be ended."""
+        member = self.members.get(node)
+        if member is not None:
+            self.members.returned(member, number, now)
+        return self.leases.settle(number, node), member
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def stop(self, reason: str) -> list[ev.Effect]:
+        """Finish what is begun, and begin nothing new."""
+        self._stop_reason = self._stop_reason or reason
+        self.mode.is_closing = True
+        return self.finish_if_settled()
+
+    def finish_if_settled(self) -> list[ev.Effect]:
+        if self.is_finished or not self.mode.is_settled:
+            return []
+        if self._stop_reason:
+            return self.finish(self._stop_reason)
+        return self.finish("all steps done") if self.plan.is_over else []
+
+    def finish(self, reason: str, error: str = "") -> list[ev.Effect]:
+        self.is_finished = True
+        return [ev.Finish(reason, error)]
+
+    def end_epoch(self, epoch: int) -> list[ev.Effect]:
+        """Say that an epoch is complete, if it is; the run ends if batches of it are missing for good."""
+        effects = self.tally.end(epoch, is_finished=self.is_finished)
+        self.is_finished |= any(isinstance(each, ev.Finish) for each in effects)
+        return effects
