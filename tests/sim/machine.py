@@ -14,7 +14,7 @@ from tests.sim.books import canonical, require
 from tests.sim.counter import LIE, Sum
 from tests.sim.fakes import Arriving
 from w5xde.control import node as nd
-from w5xde.messages import Answer, Bye, Cancel, Loan, Message, Params, Update, Work
+from w5xde.messages import Answer, Beat, Bye, Cancel, Loan, Message, Params, Update, Work
 from w5xde.protocol.session import Session
 from w5xde.protocol.wire import Limits
 
@@ -120,6 +120,8 @@ class Line:
         hold: bool = False,
     ) -> None:
         if self.is_open_here:
+            may_hear = self.peer.is_ready or isinstance(message, Beat)
+            require(may_hear, f"{self.peer.name} is told {type(message).__name__} before it is ready")
             self.to_node(self.machine.receive, message)
 
     def go_on(self) -> None:

@@ -28,7 +28,7 @@ from w5xde.control.steps.plan import Cursor, Plan
 from w5xde.control.trust.norm_limits import NormLimits
 from w5xde.control.uploads import UploadQueue
 from w5xde.learn.step.sums import TreeSums
-from w5xde.messages import Answer
+from w5xde.messages import Answer, Rejected
 from w5xde.runtime.durable import journal as keeper
 from w5xde.runtime.durable import ledger_segments
 from w5xde.runtime.durable.checkpoints import CheckpointStore
@@ -194,6 +194,13 @@ def forgets_failed_answers(
     ANSWERED(self, node, [answer for answer in answers if not answer.failure], checked, timing)
 
 
+def rejects_before_the_node_is_ready(self: Updates, effect: ev.Reject) -> None:
+    self._undecided.pop((effect.node, effect.lease), None)
+    peer = self._ports.peers.get(effect.node)
+    if peer is not None:
+        peer.connection.send(Rejected(effect.lease, effect.reason))
+
+
 def believes_infinite_norms(
     self: Updates, node: str, answers: list[Answer], checked: Any, timing: Any
 ) -> None:
@@ -307,6 +314,9 @@ BUGS = {
         Updates, "_answered", forgets_failed_answers, "not finished|still here|outstanding"
     ),
     "infinite norms are believed": Bug(Updates, "_answered", believes_infinite_norms, "a lie is folded"),
+    "a node hears of its old answer too soon": Bug(
+        Updates, "reject", rejects_before_the_node_is_ready, "before it is ready"
+    ),
     "nodes compute on old parameters": Bug(
         Lending, "_send_parameters", sends_old_parameters, "summed as|versions old"
     ),

@@ -12,7 +12,7 @@ from w5xde.control import events as ev
 from w5xde.learn.model.layout import Vector
 from w5xde.learn.model.route import LARGE_BYTES_MIN
 from w5xde.learn.step.incoming import DiscardedVector
-from w5xde.messages import Answer, Update
+from w5xde.messages import Answer, Message, Rejected, Update
 from w5xde.runtime.pipeline.peer import Peer, SentWork
 from w5xde.runtime.pipeline.ports import ModelPorts, Ports
 from w5xde.runtime.pipeline.updates import UNFIT, Updates
@@ -32,6 +32,7 @@ class Surroundings:
         self.evicted: list[str] = []
         self.norms: list[float] = []
         self.counts = True
+        self.connected: dict[str, Peer] = {}
         ports = Ports(
             clock=lambda: 0.0,
             tasks=cast(Any, self),
@@ -63,8 +64,8 @@ class Surroundings:
     def may_count(self, number: int, node: str) -> bool:
         return self.counts
 
-    def get(self, name: str) -> None:
-        return None
+    def get(self, name: str) -> Peer | None:
+        return self.connected.get(name)
 
     def evict(self, peer: Peer, reason: str, *, abruptly: bool = False) -> None:
         self.evicted.append(reason)
@@ -74,6 +75,12 @@ class Line:
     """A connection, as far as updates use it."""
 
     link = 0.0
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.sent.append(message)
 
 
 def peer(leases: dict[int, int]) -> Peer:
@@ -159,6 +166,19 @@ def test_a_rejected_update_is_forgotten() -> None:
     assert around.updates.look_at("a", 7) is not None
     around.updates.reject(ev.Reject("a", 7, "somebody else was sooner"))
     assert around.updates.look_at("a", 7) is None
+
+
+def test_a_node_that_reconnected_hears_of_its_old_answer_only_when_it_is_ready() -> None:
+    """Before that a `Rejected` is against the protocol, and our own session refuses to send it."""
+    around = Surroundings()
+    around.connected["a"] = node = peer({})
+    sent = cast(Line, node.connection).sent
+    node.is_ready = False
+    around.updates.reject(ev.Reject("a", 7, "lease 7 is not outstanding", fenced=True))
+    assert sent == []
+    node.is_ready = True
+    around.updates.reject(ev.Reject("a", 7, "lease 7 is not outstanding", fenced=True))
+    assert sent == [Rejected(7, "lease 7 is not outstanding")]
 
 
 def test_an_update_is_not_taken_for_a_large_one_that_is_about_to_come() -> None:

@@ -55,7 +55,7 @@ class Bans:
         return self._local.get(own_name, "")
 
     def ban(self, name: str, reason: str) -> None:
-        """Ban the node of this name, whether it is connected or not; evict it if it is."""
+        """Ban the node of this name, connected or not. One that came with a ticket is evicted."""
         owner = self._names.owner_of(name)
         if isinstance(owner, str):
             self._local[owner] = reason

@@ -338,6 +338,10 @@ class Peers:
     def ban(self, name: str, reason: str) -> None:
         """Let a node in no more, whether it is here or has gone."""
         self._bans.ban(name, reason)
+        # The core closes the connections of ready nodes; it has not heard of others.
+        peer = self._peers.get(name)
+        if peer is not None and not peer.is_ready:
+            self.evict(peer, reason)
 
     async def close(self, reason: str, parting_seconds: float) -> None:
         """The run is over: say goodbye, and let last words arrive, but not for ever."""

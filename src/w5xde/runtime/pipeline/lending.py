@@ -68,12 +68,14 @@ class Lending:
     def _send_parameters(self, peer: Peer, leases: list[Lease], found: PackedBatches) -> None:
         tasks, parameters = self._ports.tasks, self._ports.model.parameters
         is_chosen = not self._to_verify.isdisjoint(lease.id for lease in leases)
-        if peer.version_asked >= leases[0].version and not is_chosen:
+        # While the batches were read, the step that was to make the version may have been rolled back.
+        version = min(leases[0].version, self._view.version)
+        if peer.version_asked >= version and not is_chosen:
             # The work waits its turn all the same, so that it never overtakes its parameters.
             tasks.call(lambda: None, lambda _: self._send_work(peer, leases, found))
             return
         whole = peer.version_asked < 0
-        peer.version_asked = max(peer.version_asked, leases[0].version)
+        peer.version_asked = max(peer.version_asked, version)
 
         def make() -> tuple[Snapshot, memoryview | None]:
             # An answer is verified on the very parameters that the node has.

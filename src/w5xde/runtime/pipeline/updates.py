@@ -287,7 +287,9 @@ class Updates:
     def reject(self, effect: ev.Reject) -> None:
         self._undecided.pop((effect.node, effect.lease), None)
         peer = self._ports.peers.get(effect.node)
-        if peer is not None:
+        # Its node may have reconnected while the answer was checked or verified: then it must not hear this
+        # before it is ready.
+        if peer is not None and peer.is_ready:
             peer.connection.send(Rejected(effect.lease, effect.reason[:4000]))
 
 

@@ -1,0 +1,131 @@
+"""Lending: a node computes on the parameters of the version that its lease names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+from w5xde.compression import NONE
+from w5xde.control import events as ev
+from w5xde.control.steps.leases import Lease
+from w5xde.control.steps.plan import StepPlan
+from w5xde.learn.data.payload import Packed
+from w5xde.messages import Message, Params, Value, Work
+from w5xde.runtime.pipeline.lending import Lending
+from w5xde.runtime.pipeline.peer import Peer
+from w5xde.runtime.pipeline.ports import ModelPorts, Ports, Snapshot
+from w5xde.runtime.telemetry.meters import Meters
+from w5xde.tree import Span
+
+PACKED = Packed(1, Value(None), [], 0)
+
+
+class Around:
+    """One peer, a learner at some version, batches that come when the test says so, and a view of leases."""
+
+    link = 0.0
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.sent: list[Message] = []
+        self.leases: dict[int, Lease] = {}
+        self.reading: list[Callable[[], None]] = []
+        self.peer = Peer(cast(Any, self), cast(Any, None), name="a", is_ready=True)
+        self.peer.version = self.peer.version_asked = version
+        ports = Ports(
+            clock=lambda: 0.0,
+            tasks=cast(Any, self),
+            peers=cast(Any, self),
+            batches=cast(Any, self),
+            model=ModelPorts(cast(Any, None), cast(Any, None), cast(Any, None), cast(Any, Newest(self))),
+            verifier=cast(Any, None),
+        )
+        self.lending = Lending(ports, cast(Any, self), Meters(), lambda event: None)
+
+    def lend(self, number: int, version: int) -> None:
+        plan = StepPlan(number, 0, number, (1,), ends_epoch=False)
+        lease = self.leases[number] = Lease(number, "a", plan, Span(0, 1), version, 0.0, 0.0)
+        self.lending.lend(ev.Assign("a", [lease]))
+
+    def roll_back(self, version: int) -> None:
+        """As the core and the pipeline do."""
+        self.leases = {number: replace(lease, version=version) for number, lease in self.leases.items()}
+        self.lending.rewind()
+
+    def read(self) -> None:
+        """All batches that were asked for are here."""
+        reading, self.reading = self.reading, []
+        for done in reading:
+            done()
+
+    # --- the ports
+
+    def call(self, function: Any, done: Any) -> None:
+        done(function())
+
+    def get(self, key: Any, done: Callable[[Packed], None] | None = None) -> Any:
+        if done is None:
+            return self.peer
+        self.reading.append(lambda: done(PACKED))
+        return None
+
+    def at_once(self, keys: Any) -> None:
+        return None
+
+    def __iter__(self) -> Any:
+        return iter([self.peer])
+
+    def lease(self, number: int) -> Lease | None:
+        return self.leases.get(number)
+
+    def allow_vectors(self, peer: Peer, count: int) -> None:
+        """Nothing is received here."""
+
+    def send(self, message: Message, pieces: Any = (), sent: Any = None, *, hold: bool = False) -> None:
+        self.sent.append(message)
+
+
+class Newest:
+    """The parameters of the learner's version."""
+
+    def __init__(self, around: Around) -> None:
+        self._around = around
+
+    def get(self, peer: Peer, *, whole: bool) -> Snapshot:
+        return Snapshot(self._around.version, NONE, [], 0, 0)
+
+
+def versions(sent: list[Message]) -> list[tuple[str, int]]:
+    return [(type(each).__name__, each.version) for each in sent if isinstance(each, Params | Work)]
+
+
+def test_a_lease_that_was_read_for_a_version_that_never_came_does_not_stand_for_its_parameters() -> None:
+    around = Around(version=6)
+    around.lend(1, version=7)
+    # The step that was to make version 7 is rolled back while the batch of the lease is read.
+    around.roll_back(6)
+    around.read()
+    assert versions(around.sent) == [("Work", 6)]
+    around.sent.clear()
+    around.version = 7
+    around.lend(2, version=7)
+    around.read()
+    assert versions(around.sent) == [("Params", 7), ("Work", 7)]
+
+
+def test_parameters_are_sent_once_for_each_version() -> None:
+    around = Around(version=6)
+    around.version = 7
+    around.lend(1, version=7)
+    around.lend(2, version=7)
+    around.read()
+    assert versions(around.sent) == [("Params", 7), ("Work", 7), ("Work", 7)]
+
+
+def test_a_lease_that_ended_while_it_was_read_needs_no_parameters() -> None:
+    around = Around(version=6)
+    around.lend(1, version=7)
+    around.leases.clear()
+    around.read()
+    assert around.sent == []
