@@ -14,14 +14,14 @@ _EXAMPLES = """examples:
   w5xde ticket new latest                         one more line to join, for 24 hours and 100 nodes
   w5xde ticket new tuesday --lifetime 7d --uses 1 --qr
   w5xde ticket list tuesday                       all tickets, and the nodes that came by them
-  w5xde ticket revoke tuesday 3fa9c1d0            nobody else comes by it; who did stays
+  w5xde ticket revoke tuesday 3fa9c1d0            no other node joins with it; those that did stay
   w5xde ticket ban tuesday lab-3                  this node goes, and does not come back
   w5xde ticket unban tuesday lab-3                it may come back: by hand, with the same state folder"""
 _ACTIONS = {
     "new": "make a ticket; this is the only time it is shown",
     "list": "show all tickets and nodes of a run, without their secrets",
     "revoke": "let nobody else in by a ticket",
-    "ban": "turn out a node and keep it out",
+    "ban": "evict a node, and let it join no more",
     "unban": "let a node come back that was banned, or turned out for bad updates",
 }
 _ASKED = ("action", "run", "ticket", "node", "lifetime", "uses", "label", "qr", "turn_out", "reason")
@@ -47,7 +47,9 @@ def add_ticket_parser(commands: Any) -> None:
             action.add_argument("--qr", action="store_true", help="show it as a QR code too")
         elif name == "revoke":
             action.add_argument("ticket", metavar="TICKET", help="its id in the list, or how that begins")
-            action.add_argument("--turn-out", action="store_true", help="who came by it must go as well")
+            action.add_argument(
+                "--turn-out", action="store_true", help="also evict the nodes that joined with it"
+            )
         elif name in ("ban", "unban"):
             action.add_argument("node", metavar="NODE", help="its id in the list, or its name in the run")
         if name == "ban":

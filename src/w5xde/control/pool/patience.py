@@ -28,6 +28,13 @@ class Signs(NamedTuple):
     bytes_received: int
 
 
+def complain_if_unready(welcomed_at: float, patience_seconds: float, now: float, awake_since: float) -> str:
+    """Why to close the connection of a peer that is welcome and still not ready, or nothing."""
+    if now - max(welcomed_at, awake_since) < patience_seconds:
+        return ""
+    return f"it was not ready after {patience_seconds:.0f} s"
+
+
 class Wakefulness:
     """Since when the coordinator has looked at its peers without a gap."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from w5xde.control.pool.patience import GREETING_SECONDS
+from w5xde.control.pool.patience import GREETING_SECONDS, complain_if_unready
 from w5xde.learn.job.coordinator_setup import Prepared
 from w5xde.learn.trust.canary import CODE, FIX, ExpectedCanary
 from w5xde.messages import Canary, Ready, Refuse
@@ -88,6 +88,4 @@ class CanaryCheck:
         # A peer that joined only to look has seen everything.
         patience = max(CHECK_SECONDS_MIN, CHECK_FACTOR * self._own_seconds)
         patience = GREETING_SECONDS if peer.is_looking else patience
-        if peer.is_ready or now - max(peer.welcomed_at, awake_since) < patience:
-            return ""
-        return f"it was not ready after {patience:.0f} s"
+        return "" if peer.is_ready else complain_if_unready(peer.welcomed_at, patience, now, awake_since)
