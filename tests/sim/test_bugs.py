@@ -20,7 +20,7 @@ from w5xde.control.modes.sync import SyncMode
 from w5xde.control.node import NodeCore
 from w5xde.control.pool.members import Members
 from w5xde.control.run_state import RunState
-from w5xde.control.steps import open_step as work
+from w5xde.control.steps import open_step
 from w5xde.control.steps.cut import Accounts
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import OpenStep
@@ -85,10 +85,10 @@ def stops_without_closing(self: RunState, reason: str) -> list[ev.Effect]:
 
 
 def gives_back_but_tells_nobody(self: AsyncMode, lease: Lease, *, failed: bool = False) -> OpenStep | None:
-    work = self._works.get(lease.step.index)
-    if work is not None:
-        work.give_back(lease.span, self.leases.of_step(lease.step.index))
-    return work
+    open_step = self._open_steps.get(lease.step.index)
+    if open_step is not None:
+        open_step.give_back(lease.span, self.leases.of_step(lease.step.index))
+    return open_step
 
 
 def forgets_the_short_batch(self: Plan, batches: int) -> tuple[tuple[int, ...], bool]:
@@ -384,8 +384,8 @@ BUGS = {
     "a checkpoint's bytes are not synced": Bug(
         VirtualDisk, "settle", writes_without_syncing, "were durable|no checkpoint"
     ),
-    "a batch is set aside too soon": Bug(work, "ATTEMPTS_MAX", 2, "after 2 failures"),
-    "a few speak for all": Bug(work, "witnesses_of", lambda nodes: 1, "tried"),
+    "a batch is set aside too soon": Bug(open_step, "ATTEMPTS_MAX", 2, "after 2 failures"),
+    "a few speak for all": Bug(open_step, "failing_nodes_required", lambda nodes: 1, "tried"),
     "an epoch is complete without a batch": Bug(
         Accounts, "aside_of", lambda self, epoch: [], "epochs of|set aside|never counted"
     ),

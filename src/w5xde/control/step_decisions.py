@@ -100,7 +100,7 @@ class StepDecisions:
     def cut(self, now: float) -> Cut:
         """What a checkpoint must hold of all that is decided so far."""
         state = self._state
-        undone = [work.plan for work in state.mode.open_works] + state.plan.undone
+        undone = [work.plan for work in state.mode.open_steps] + state.plan.undone
         norms = state.norm_check.limits.state()
         return state.tally.cut(state.version, state.plan.cursor, undone, state.seconds(now), norms)
 

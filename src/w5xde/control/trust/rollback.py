@@ -57,15 +57,15 @@ class Rollback:
             ev.Note("cheat", text, {"node": node, "applied": applied, "lease": event.lease}),
             ev.Reject(node, event.lease, reason, fenced=isinstance(lease, str)),
         ]
-        for work in self._mode.open_works:
-            if any(share[2] == node for _, shares in work.tree for share in shares):
-                effects += [*self.cancel_leases(work.plan.index), self.reopen(work.plan, version)]
+        for open_step in self._mode.open_steps:
+            if any(share[2] == node for _, shares in open_step.tree for share in shares):
+                effects += [*self.cancel_leases(open_step.plan.index), self.reopen(open_step.plan, version)]
         return effects
 
     def reopen(self, plan: StepPlan, version: int) -> ev.Effect:
         """Begin a step again. Batches that were set aside stay so."""
         aside = {(each.epoch, each.batch) for each in self._tally.accounts.aside}
         empty = [Span(i, i + 1) for i, key in enumerate(plan.keys) if key in aside]
-        work = OpenStep.again(plan, empty)
-        self._mode.reopen(work)
+        open_step = OpenStep.restart(plan, empty)
+        self._mode.reopen(open_step)
         return ev.Reopen(plan, version, empty)
