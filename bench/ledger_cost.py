@@ -37,7 +37,7 @@ class Switch(Watcher, w5xde.Callback):
         self._until = 0.0
 
     def started(self, coordinator: Coordinator, settings: Settings, job_name: str) -> None:
-        self._keeper = coordinator._keeper
+        self._journal = coordinator._journal
 
     def on_step(self, run: RunStatus, step: int, loss: float) -> None:
         now = time.perf_counter()
@@ -50,14 +50,14 @@ class Switch(Watcher, w5xde.Callback):
             self.rates[self._is_on].append((run.batches - before) / (now - then))
         self._since, self._until = (now, run.batches), now + TURN_SECONDS
         self._is_on = not self._is_on
-        self._keeper.__dict__.pop("saw", None)
-        self._keeper.__dict__.pop("tick", None)
+        self._journal.__dict__.pop("saw", None)
+        self._journal.__dict__.pop("tick", None)
         if not self._is_on:
-            self._keeper.__dict__ |= {"saw": self._see, "tick": lambda now: None}
+            self._journal.__dict__ |= {"saw": self._see, "tick": lambda now: None}
 
     def _see(self, event: ev.Event, effects: list[ev.Effect]) -> None:
         """Only what the scribe must know to be turned on again."""
-        steps = self._keeper._scribe._steps
+        steps = self._journal._scribe._steps
         steps.update({effect.plan.index: effect for effect in effects if isinstance(effect, ev.Step)})
         if isinstance(event, ev.Stepped):
             steps.pop(event.step, None)

@@ -34,7 +34,7 @@ class WorkExecutor:
     def __init__(
         self,
         report: NodeReport,
-        audience: CallbackRunner,
+        callbacks: CallbackRunner,
         failed: Callable[[BaseException], None],
         finished: Callable[[], None],
         is_cancelled: Callable[[int], bool],
@@ -42,7 +42,7 @@ class WorkExecutor:
         self.actor = Actor("w5xde-trainer", failed, inline=False)
         self.worker: NodeWorker | None = None
         self._report = report
-        self._audience = audience
+        self._callbacks = callbacks
         self._finished = finished
         self._is_cancelled = is_cancelled
         self._loop = asyncio.get_running_loop()
@@ -160,7 +160,7 @@ class WorkExecutor:
             if _is_computed(answer):
                 report.batches += loan.stop - loan.start
                 loss = report.loss = answer.loss_sum / sum(batch.samples for batch in loan.batches)
-                self._audience.worked(report, loan.stop - loan.start, loss)
+                self._callbacks.worked(report, loan.stop - loan.start, loss)
 
 
 def _is_computed(answer: Answer) -> bool:
