@@ -1,4 +1,4 @@
-"""Rollback: begins steps again that could not be applied, or in which a cheating node had a part.
+"""Rollback: opens steps again that could not be applied, or that used an update of a cheating node.
 
 Only decides: knows no tensors, no sockets and no clock.
 """
@@ -33,7 +33,7 @@ class Rollback:
         return [ev.Cancel(node, leases) for node, leases in cancelled.items()]
 
     def undo(self, event: ev.Undone) -> list[ev.Effect]:
-        """The learner is as before the step: open it again, and all decided after it.
+        """The learner rolled this step back: open it again, and all steps that were decided after it.
 
         Returns nothing if that was done before.
         """
@@ -48,7 +48,7 @@ class Rollback:
         ]
 
     def convict(self, event: ev.Verified, lease: Lease | str, reason: str, version: int) -> list[ev.Effect]:
-        """The node cheats, or is broken: drop everything of it that is not applied yet."""
+        """Drop all updates of a node that cheats, or is broken, if they are not applied yet."""
         if isinstance(lease, Lease):
             self._mode.give_back(lease)
         node, applied = event.node, self._verification.applied_of(event.node)

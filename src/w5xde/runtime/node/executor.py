@@ -51,11 +51,11 @@ class WorkExecutor:
         self._connection: Connection | None = None
         self._limits: NodeLimits | None = None
         self._idle_since = 0.0
-        # Seconds of transfer on this connection that the coordinator was told.
+        # Seconds of transfer on this connection that were reported to the coordinator.
         self._network_seconds_told = 0.0
 
     def begin(self, parts: NodeParts, connection: Connection | None) -> None:
-        """The model is checked: accept work on this connection, if it still stands."""
+        """The model is checked: accept work on this connection, if it is still open."""
         if self.worker is None or self.worker.parts is not parts:
             self.worker = NodeWorker(parts, self._loop.time, self._is_cancelled)
         use_threads(parts.welcome.rules.threads)
