@@ -29,8 +29,7 @@ from w5xde.control.trust.norm_limits import NormLimits
 from w5xde.control.uploads import UploadQueue
 from w5xde.learn.step.sums import TreeSums
 from w5xde.messages import Answer
-from w5xde.runtime.durable import journal as keeper
-from w5xde.runtime.durable import ledger_segments
+from w5xde.runtime.durable import journal, ledger_segments
 from w5xde.runtime.durable.checkpoints import CheckpointStore
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.ledger import Ledger, Syncing
@@ -373,7 +372,7 @@ BUGS = {
     "what was logged last is not synced again": Bug(
         StepLog, "resume", lambda self, version, last: self.begin(version), "were durable"
     ),
-    "the step log is dropped too early": Bug(keeper, "forget_steps", forgets_every_segment, "were durable"),
+    "the step log is dropped too early": Bug(journal, "forget_steps", forgets_every_segment, "were durable"),
     "a gap in the step log goes unnoticed": Bug(StepLog, "begin", forgets_the_gap, "were durable"),
     "a damaged checkpoint is loaded": Bug(
         CheckpointStore, "_read_file", reads_without_checking, "Error|the weights are not the same|counts"

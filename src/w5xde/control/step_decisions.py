@@ -113,7 +113,7 @@ class StepDecisions:
         state.plan.resume(cut.cursor, cut.undone)
         self._schedule.count_from(cut.progress.steps, 0.0)
         for each in state.tally.resume(cut):
-            state.plan.again(each.epoch, each.batch, each.samples)
+            state.plan.retry_batch(each.epoch, each.batch, each.samples)
         return [effect for epoch in sorted(state.accounts.batches) for effect in state.end_epoch(epoch)]
 
     def save_if_due(self, now: float) -> list[ev.Effect]:

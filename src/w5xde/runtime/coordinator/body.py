@@ -45,7 +45,7 @@ from w5xde.runtime.telemetry.status import RunStatus
 
 # How often a row of metrics is written: a long run's file stays small enough to plot.
 METRICS_SECONDS = 1.0
-# A view shows at most a screen of events.
+# More than any view shows at a time.
 EVENTS_KEPT = 200
 
 
