@@ -47,7 +47,7 @@ CLEAR_TEXT = (
     "INSECURE: this run is in clear text. Whoever is on the way can read and change the model, the data and "
     "the tickets; leave out --insecure to encrypt it"
 )
-# How late an interrupt of a notebook's run may be noticed: nobody feels that, and waking up costs nothing.
+# How late an interrupt of a notebook's run may be noticed: too short to feel, and waking up costs nothing.
 WAKE_SECONDS = 0.1
 
 
@@ -135,7 +135,7 @@ def run_coordinator(
     watcher: Watcher | None = None,
     name: str = "JOB",
 ) -> Result:
-    """Run a coordinator with checked settings until the run is over; `name` is shown for a `Job` object."""
+    """Run a coordinator with checked settings until the run is over; `name` is the name of a `Job` object."""
     named = _load(job, name)
     from w5xde.learn.model.device import choose_device, threads
     from w5xde.runtime.node.fork_server import ForkServer
@@ -162,19 +162,19 @@ def _run_prepared(
     from w5xde.runtime.coordinator.local_nodes import LocalNodes
 
     prepared = prepare(named.job, settings)
-    recorder = _open_folder(named, settings)
+    run_folder = _open_folder(named, settings)
     try:
-        _require_same_data(recorder, prepared.source.samples)
-        keeper, restored = _open_journal(prepared.learner, recorder, settings)
-        coordinator = Coordinator(prepared, settings, recorder, keeper, restored, callbacks)
+        _require_same_data(run_folder, prepared.source.samples)
+        journal, restored = _open_journal(prepared.learner, run_folder, settings)
+        coordinator = Coordinator(prepared, settings, run_folder, journal, restored, callbacks)
     except OSError as error:
-        recorder.discard()
-        raise _folder_error(recorder.folder, error) from error
+        run_folder.discard()
+        raise _folder_error(run_folder.folder, error) from error
     except BaseException:
-        recorder.discard()
+        run_folder.discard()
         raise
     layout = prepared.learner.flat.blueprint.layout
-    recorder.facts.update(
+    run_folder.facts.update(
         {
             "job": named.reference,
             "job_place": named.place,
@@ -193,8 +193,8 @@ def _run_prepared(
     finally:
         watcher.ended()
         if not coordinator.address:
-            recorder.discard()
-    return Result(prepared.learner.flat.module, coordinator.summary, recorder.folder, coordinator.reason)
+            run_folder.discard()
+    return Result(prepared.learner.flat.module, coordinator.summary, run_folder.folder, coordinator.reason)
 
 
 def _open_folder(named: _NamedJob, settings: Settings) -> RunFolder:
@@ -214,19 +214,19 @@ def _folder_error(folder: Path, error: OSError) -> StorageError:
     )
 
 
-def _require_same_data(recorder: RunFolder, samples: int | None) -> None:
-    """Refuse another number of samples: in the other order some samples would count twice, some never."""
-    before = recorder.facts.get("samples", samples)
+def _require_same_data(run_folder: RunFolder, samples: int | None) -> None:
+    """Refuse to resume with another number of samples: some would count twice, and some never."""
+    before = run_folder.facts.get("samples", samples)
     if before != samples:
         raise StorageError(
-            f"the data set has {samples} samples, run {recorder.name} began with {before}",
+            f"the data set has {samples} samples, run {run_folder.name} began with {before}",
             code="W5-405",
             fix="resume with the data the run was started with (mended, not shortened), or start a new run",
         )
 
 
 def _open_journal(
-    learner: Learner, recorder: RunFolder, settings: Settings
+    learner: Learner, run_folder: RunFolder, settings: Settings
 ) -> tuple[Journal, Restored | None]:
     """Open the run's journal; if the run is resumed, restore the learner from its newest checkpoint."""
     from w5xde.learn.step.checkpoint import capture, refuse_unkeepable
@@ -237,25 +237,25 @@ def _open_journal(
 
     if settings.checkpoint_every != "off":
         refuse_unkeepable(learner)
-    keeper = Journal(
-        Ledger(recorder.disk, time.time),
+    journal = Journal(
+        Ledger(run_folder.disk, time.time),
         lambda: capture(learner),
         keep=settings.keep_checkpoints,
         logs_steps=settings.durability == "step",
     )
-    if not recorder.is_resumed:
-        return keeper, None
+    if not run_folder.is_resumed:
+        return journal, None
     restored = restore(
-        keeper,
+        journal,
         lambda files: restore_learner(learner, files),
         lambda step, record, body: learner.replay(
             step.plan.count, body, frozenset(record["absent"]), record["loss_sum"]
         ),
-        recorder.name,
-        recorder.ledger_extent,
+        run_folder.name,
+        run_folder.ledger_extent,
     )
-    _require_epochs(restored, settings, recorder.name)
-    return keeper, restored
+    _require_epochs(restored, settings, run_folder.name)
+    return journal, restored
 
 
 def _require_epochs(restored: Restored, settings: Settings, run: str) -> None:
@@ -284,7 +284,7 @@ class _Interruptible:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.ensure_future(self._work)
         if threading.current_thread() is threading.main_thread():
-            # Where a loop cannot have handlers (Windows), Ctrl-C stops at once.
+            # Where event loops have no signal handlers (Windows), Ctrl-C stops at once.
             with contextlib.suppress(NotImplementedError):
                 for number in (signal.SIGINT, signal.SIGTERM):
                     self._loop.add_signal_handler(number, self._interrupt)
@@ -302,14 +302,14 @@ class _Interruptible:
         self._stop("interrupted")
 
     def interrupt_from_outside(self, number: int, frame: object) -> None:
-        """A signal handler for another thread than the loop's."""
-        # There is no loop yet, or no more.
+        """A signal handler for a thread that does not run the event loop."""
+        # The event loop may not run yet, or may have ended.
         with contextlib.suppress(AttributeError, RuntimeError):
             self._loop.call_soon_threadsafe(self._interrupt)
 
 
 def _run(work: Coroutine[Any, Any, None], stop: Callable[[str], None]) -> None:
-    """Run `work` to its end; in a notebook, whose own event loop runs already, on a thread."""
+    """Run `work` to its end; on another thread if this one runs an event loop already, as notebooks do."""
     running = _Interruptible(work, stop)
     try:
         asyncio.get_running_loop()
@@ -321,7 +321,7 @@ def _run(work: Coroutine[Any, Any, None], stop: Callable[[str], None]) -> None:
         before = signal.signal(signal.SIGINT, running.interrupt_from_outside) if is_main else None
         try:
             done = threads.submit(asyncio.run, running.run())
-            # In short turns: a signal that another thread received is handled when this thread wakes up.
+            # With a timeout, because Python runs signal handlers only when this thread wakes up.
             while not done.done():
                 wait([done], timeout=WAKE_SECONDS)
             done.result()
@@ -379,8 +379,8 @@ def run_node(
     from w5xde.runtime.node.body import Node
 
     watch = watcher or Watcher()
-    entrance = NodePass(ticket, keeps=keeps)
-    node = Node(named.job, entrance, settings, watch.node_note, callbacks)
+    node_pass = NodePass(ticket, keeps=keeps)
+    node = Node(named.job, node_pass, settings, watch.node_note, callbacks)
     if ticket.is_clear and not all(is_here(host) for host, _ in ticket.addresses):
         watch.node_note("insecure", CLEAR_TEXT)
     report: list[NodeReport] = []
@@ -392,6 +392,6 @@ def run_node(
     try:
         _run(work(), lambda reason: node.leave())
     finally:
-        entrance.close()
+        node_pass.close()
         watch.ended()
     return report[0]

@@ -95,12 +95,12 @@ class TrainingError(W5xdeError):
     """Training cannot go on with any nodes."""
 
     exit_code = 30
-    # What the run came to, as in `Result.summary`; nothing if it did not come to an end.
+    # As `Result.summary`; empty if the run broke before it could write one.
     summary: Mapping[str, Any] = MappingProxyType({})
 
     @classmethod
     def because(cls, reason: str, summary: Mapping[str, Any]) -> TrainingError:
-        """The error for a reason that came up while training, with advice where there is any."""
+        """The error for a reason that the core or the learner gave, with advice if there is any."""
         diverged = any(word in reason for word in ("finite", " nan", " inf"))
         fix = "lower the learning rate, or clip the gradient with --clip-norm 1" if diverged else ""
         if "is not complete" in reason and not diverged:

@@ -67,7 +67,7 @@ def resolve(
 
 
 def _resumed(settings: Settings, given: dict[str, Any]) -> Settings:
-    """The settings of an earlier run with those given anew; refuses to change FIXED_SETTINGS."""
+    """The settings of an earlier run, changed by those given now; refuses to change FIXED_SETTINGS."""
     folder = find_run(settings.runs, settings.resume or "")
     earlier = read_manifest(folder)["settings"]
     if given.get("name", folder.name) != folder.name:

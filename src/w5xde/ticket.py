@@ -99,7 +99,7 @@ class Ticket:
     secret: Secret
     # Unix seconds; 0: never.
     expires_at: int = 0
-    # Nothing is encrypted: anybody on the network path can read and change everything.
+    # Nothing is encrypted: every machine on the network path can read and change everything.
     is_clear: bool = False
     # An authority signed the certificate: names and dates are checked, nothing is pinned.
     is_pki: bool = False

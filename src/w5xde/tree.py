@@ -25,14 +25,15 @@ class Span(NamedTuple):
     stop: int
 
     @property
-    def count(self) -> int:  # type: ignore[override]  # the number of batches; a tuple's count() is of no use here
+    def count(self) -> int:  # type: ignore[override]  # the number of batches: replaces the method of tuples
         return self.stop - self.start
 
     def holds(self, other: Span) -> bool:
+        """Whether every batch of the other span is in this one."""
         return self.start <= other.start and other.stop <= self.stop
 
     def meets(self, other: Span) -> bool:
-        """Whether both have a batch in common; of two aligned spans one then holds the other."""
+        """Whether the spans have a batch in common; if both are aligned, one then holds the other."""
         return self.start < other.stop and other.start < self.stop
 
 
@@ -45,7 +46,8 @@ def halves(span: Span) -> tuple[Span, Span]:
 def sibling(span: Span, count: int) -> tuple[Span, Span] | None:
     """`(parent, the parent's other child)` of an aligned span in a step of `count` batches; None at the root.
 
-    A span cut short by the end of the step is the same span on several levels: those are skipped.
+    A span at the end of the step may be its own parent on the next level, if the step ends there: such levels
+    are skipped.
     """
     size = 1 << (span.count - 1).bit_length() if span.count > 1 else 1
     while True:
@@ -78,6 +80,7 @@ class PairwiseTree(Generic[T]):
 
     @property
     def is_complete(self) -> bool:
+        """Whether one value covers all batches of the step."""
         return Span(0, self.count) in self._values
 
     def covers(self, span: Span) -> bool:
@@ -93,7 +96,7 @@ class PairwiseTree(Generic[T]):
         return True
 
     def put(self, span: Span, value: T) -> list[T]:
-        """Add the value of a span that is not yet covered; returns the values of parts that it replaces."""
+        """Add the value of a span that is not yet covered; return the values of parts that it replaces."""
         values = self._values
         superfluous = [values.pop(held) for held in list(values) if span.holds(held)] if values else []
         while True:
@@ -121,6 +124,6 @@ class PairwiseTree(Generic[T]):
 
 
 def batch_seed(run_seed: int, epoch: int, batch: int) -> int:
-    """The seed under which any process reads and computes a batch: 63 bits."""
+    """The seed, of 63 bits, with which any process reads and computes this batch."""
     digest = hashlib.blake2b(struct.pack("<qqq", run_seed, epoch, batch), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -14,21 +14,21 @@ def check(core: CoordinatorCore) -> None:
             raise AssertionError(f"{lease} is not in its node's hands")
         if lease.version > core.view.version:
             raise AssertionError(f"{lease} comes from the future")
-    for work in core.view.open_steps:
-        held = [lease.span for lease in core.view.leases.of_step(work.plan.index)]
-        free = [0] * work.plan.count
-        for span in work.free:
+    for step in core.view.open_steps:
+        held = [lease.span for lease in core.view.leases.of_step(step.plan.index)]
+        free = [0] * step.plan.count
+        for span in step.free:
             for batch in range(*span):
                 free[batch] += 1
         if any(count > 1 for count in free):
-            raise AssertionError(f"a batch of step {work.plan.index} is free twice")
+            raise AssertionError(f"a batch of step {step.plan.index} is free twice")
         for span in held:
             free[span.start : span.stop] = [1] * span.count
         for batch, known in enumerate(free):
-            if not known and not work.tree.covers(Span(batch, batch + 1)):
-                raise AssertionError(f"batch {batch} of step {work.plan.index} is lost")
-        if work.free_batches != sum(span.count for span in work.free):
-            raise AssertionError(f"step {work.plan.index} miscounts its free batches")
+            if not known and not step.tree.covers(Span(batch, batch + 1)):
+                raise AssertionError(f"batch {batch} of step {step.plan.index} is lost")
+        if step.free_batches != sum(span.count for span in step.free):
+            raise AssertionError(f"step {step.plan.index} miscounts its free batches")
     pending = sum(sum(member.pending.values()) for member in core.view.members)
     if pending != core.view.members.pending_batches:
         raise AssertionError("pending batches are miscounted")

@@ -19,7 +19,7 @@ from w5xde.control.membership import TICK_SECONDS
 from w5xde.control.modes.sync import WINDOW_LEASES
 from w5xde.control.pool.members import SILENCE_SECONDS, STALL_SECONDS
 from w5xde.control.steps.leases import Lease
-from w5xde.control.steps.open_step import ATTEMPTS_MAX, witnesses_of
+from w5xde.control.steps.open_step import ATTEMPTS_MAX, failing_nodes_required
 from w5xde.control.steps.plan import StepPlan
 from w5xde.tree import is_aligned
 
@@ -275,7 +275,7 @@ class Books:
             failures = self._failures.get((plan.index, batch), [])
             require(len(failures) >= ATTEMPTS_MAX, f"{effect} after {len(failures)} failures")
             others = self._hands.keys() - set(failures)
-            is_enough = len(set(failures)) >= witnesses_of(len(self._hands))
+            is_enough = len(set(failures)) >= failing_nodes_required(len(self._hands))
             require(is_enough or not others, f"{effect}, but only {set(failures)} tried")
             key = (plan.epoch, plan.first + batch)
             require(key not in self._aside, f"{effect} once more")

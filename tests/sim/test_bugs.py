@@ -20,7 +20,7 @@ from w5xde.control.modes.sync import SyncMode
 from w5xde.control.node import NodeCore
 from w5xde.control.pool.members import Members
 from w5xde.control.run_state import RunState
-from w5xde.control.steps import open_step as work
+from w5xde.control.steps import open_step
 from w5xde.control.steps.cut import Accounts
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import OpenStep
@@ -29,8 +29,7 @@ from w5xde.control.trust.norm_limits import NormLimits
 from w5xde.control.uploads import UploadQueue
 from w5xde.learn.step.sums import TreeSums
 from w5xde.messages import Answer, Rejected
-from w5xde.runtime.durable import journal as keeper
-from w5xde.runtime.durable import ledger_segments
+from w5xde.runtime.durable import journal, ledger_segments
 from w5xde.runtime.durable.checkpoints import CheckpointStore
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.ledger import Ledger, Syncing
@@ -85,10 +84,10 @@ def stops_without_closing(self: RunState, reason: str) -> list[ev.Effect]:
 
 
 def gives_back_but_tells_nobody(self: AsyncMode, lease: Lease, *, failed: bool = False) -> OpenStep | None:
-    work = self._works.get(lease.step.index)
-    if work is not None:
-        work.give_back(lease.span, self.leases.of_step(lease.step.index))
-    return work
+    open_step = self._open_steps.get(lease.step.index)
+    if open_step is not None:
+        open_step.give_back(lease.span, self.leases.of_step(lease.step.index))
+    return open_step
 
 
 def forgets_the_short_batch(self: Plan, batches: int) -> tuple[tuple[int, ...], bool]:
@@ -383,7 +382,7 @@ BUGS = {
     "what was logged last is not synced again": Bug(
         StepLog, "resume", lambda self, version, last: self.begin(version), "were durable"
     ),
-    "the step log is dropped too early": Bug(keeper, "forget_steps", forgets_every_segment, "were durable"),
+    "the step log is dropped too early": Bug(journal, "forget_steps", forgets_every_segment, "were durable"),
     "a gap in the step log goes unnoticed": Bug(StepLog, "begin", forgets_the_gap, "were durable"),
     "a damaged checkpoint is loaded": Bug(
         CheckpointStore, "_read_file", reads_without_checking, "Error|the weights are not the same|counts"
@@ -394,8 +393,8 @@ BUGS = {
     "a checkpoint's bytes are not synced": Bug(
         VirtualDisk, "settle", writes_without_syncing, "were durable|no checkpoint"
     ),
-    "a batch is set aside too soon": Bug(work, "ATTEMPTS_MAX", 2, "after 2 failures"),
-    "a few speak for all": Bug(work, "witnesses_of", lambda nodes: 1, "tried"),
+    "a batch is set aside too soon": Bug(open_step, "ATTEMPTS_MAX", 2, "after 2 failures"),
+    "a few speak for all": Bug(open_step, "failing_nodes_required", lambda nodes: 1, "tried"),
     "an epoch is complete without a batch": Bug(
         Accounts, "aside_of", lambda self, epoch: [], "epochs of|set aside|never counted"
     ),

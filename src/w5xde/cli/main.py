@@ -91,7 +91,7 @@ def _run(arguments: list[str]) -> int:
     else:
         settings = resolve(command, given, environment=os.environ, folder=Path.cwd())
     if settings.log != "verbose":
-        # Warnings of libraries are for those who debug: they would tear the view apart.
+        # Warnings of libraries help only in debugging, and would break the live view.
         warnings.simplefilter("ignore")
     with results_to(settings.json) as out:
         try:

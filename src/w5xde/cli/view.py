@@ -70,11 +70,11 @@ class View(Watcher):
             markup=True,
         )
         self.say(f"listening on {status.address}" + _reach(settings.host))
-        if coordinator.entry.is_exposed:
+        if coordinator.gatekeeper.is_exposed:
             self.say(f"[bold red]{CLEAR_TEXT}[/]", markup=True)
-        if coordinator.entry.ticket is not None:
+        if coordinator.gatekeeper.ticket is not None:
             # The only place that shows the secret, to the user who started the run.
-            self.say(f"  to join:  {join_line(coordinator.entry.ticket, job_name)}")
+            self.say(f"  to join:  {join_line(coordinator.gatekeeper.ticket, job_name)}")
         self._begin()
 
     def ended(self) -> None:

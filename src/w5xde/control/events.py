@@ -1,6 +1,6 @@
-"""What the coordinator's core is told (events) and what it wants done (effects).
+"""Events that the coordinator's core handles, and effects that it returns.
 
-The core speaks of batches, leases and versions; whoever performs the effects attaches the bytes.
+Both name batches, leases and versions, never bytes: the pipeline that performs the effects adds the bytes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from w5xde.tree import Span
 
 @dataclass(slots=True)
 class Joined:
-    """A node passed every check and may be lent work. Of those on one machine, `slots` can run at once.
+    """A node passed every check, and leases may be granted to it.
 
-    `guess_seconds` is what a batch may take it, by what it took to prove itself.
+    `slots`: how many nodes can run on its machine at once. `guess_seconds`: the time of a batch there,
+    estimated from the canary; None if unknown.
     """
 
     node: str
@@ -33,7 +34,7 @@ class Joined:
 
 @dataclass(slots=True)
 class Left:
-    """A node is gone: it said so, or its connection closed."""
+    """A node left, or its connection closed."""
 
     node: str
     reason: str
@@ -43,23 +44,23 @@ class Left:
 class Answered:
     """A node sent usable vectors for these leases, in one message.
 
-    A batch took it this long, transfer and waiting included; `compute_seconds` is the part of it that the
-    node itself was busy.
+    `batch_seconds`: the time per batch, transfer and waiting included. `compute_seconds`: the part of that
+    time in which the node computed.
     """
 
     node: str
     leases: Sequence[int]
     batch_seconds: float
     compute_seconds: float | None = None
-    # How much of that time the node needed a core.
+    # The share of `compute_seconds` for which the node used a core.
     core_share: float | None = None
-    # Of each of the leases, how large a vector came.
+    # The norm of the vector for each lease.
     norms: Sequence[float] = ()
 
 
 @dataclass(slots=True)
 class Failed:
-    """A node could not compute a lease, or (with its norm) what it sent was not usable."""
+    """A node could not compute a lease; or, if there is a `norm`, we rejected the update that it sent."""
 
     node: str
     lease: int
@@ -69,7 +70,10 @@ class Failed:
 
 @dataclass(slots=True)
 class Verified:
-    """The coordinator computed a lease again: what is wrong with the answer, or why it cannot tell."""
+    """The coordinator computed a lease again.
+
+    `wrong`: what is wrong with the node's answer. `unknown`: why the answer cannot be judged.
+    """
 
     node: str
     lease: int
@@ -81,7 +85,8 @@ class Verified:
 class Dropped:
     """A lease was not computed: its node skipped it, or it could not be sent.
 
-    `batches`: the node skipped a whole message of so many; unless they were cancelled, it cannot hold them.
+    `batches`: the number of batches in the message, if the node skipped all of it: then they do not fit into
+    its memory, unless they were cancelled. Otherwise 0.
     """
 
     node: str
@@ -91,7 +96,7 @@ class Dropped:
 
 @dataclass(slots=True)
 class Discovered:
-    """The data stream gave another batch of an epoch, or (samples 0) the epoch ended there."""
+    """The data stream has another batch of this epoch; with 0 samples, the epoch has ended."""
 
     epoch: int
     samples: int
@@ -101,7 +106,7 @@ class Discovered:
 class Stepped:
     """The learner has applied these steps, in this order.
 
-    `durable` if what it needs to do so again was synced before.
+    `durable`: all that is needed to apply them again after a crash was synced to disk before.
     """
 
     steps: Sequence[int]
@@ -124,23 +129,24 @@ class SaveFailed:
 
 @dataclass(slots=True)
 class Broke:
-    """Training cannot go on (the learner or the loader says so)."""
+    """Training cannot continue: the learner, the loader or another part of the coordinator failed."""
 
     reason: str
 
 
 @dataclass(slots=True)
 class Stop:
-    """Finish politely: the step in progress, and no other."""
+    """The run shall end: complete the open steps as the mode allows, and open no other."""
 
     reason: str
 
 
 @dataclass(slots=True)
 class Ticked:
-    """Time has passed. On its `machine` the coordinator needed this share of a core.
+    """Time has passed.
 
-    `heard`: when each node was last heard, for those that were heard since the tick before.
+    `load`: the share of a core that the coordinator needed on its `machine`. `heard`: when each node was last
+    heard, for those that were heard since the tick before.
     """
 
     machine: str = ""
@@ -153,17 +159,17 @@ class Ticked:
 
 @dataclass(slots=True)
 class Assign:
-    """Send these leases to the node, together; with the parameters of their version if it lacks them."""
+    """Send these leases to the node in one message, and before it the parameters if the node lacks them."""
 
     node: str
     leases: list[Lease]
-    # Those whose answers will be verified.
+    # The ids of those whose answers will be verified.
     verify: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Verify:
-    """Compute this lease too, and compare: its answer is there, and waits."""
+    """Compute this lease too and compare: the node's answer has arrived, and is held back until then."""
 
     lease: Lease
 
@@ -178,7 +184,7 @@ class Cancel:
 
 @dataclass(slots=True)
 class Expire:
-    """These leases ended without an answer: their node is gone, or never got them. Nothing to do but know."""
+    """These leases ended without an answer: their node left, or never received them. For the ledger only."""
 
     node: str
     leases: list[int]
@@ -187,9 +193,9 @@ class Expire:
 
 @dataclass(slots=True)
 class Reject:
-    """The answer to this lease changes nothing; tell the node why.
+    """Drop the answer to this lease, and tell the node why.
 
-    `fenced`: the lease is none that the node holds; otherwise this was its answer, and ends it.
+    `fenced`: the node does not hold this lease. Otherwise the lease ends with this answer.
     """
 
     node: str
@@ -200,9 +206,10 @@ class Reject:
 
 @dataclass(slots=True)
 class Fold:
-    """Add what came for this lease to its step; it was computed so many versions ago.
+    """Add the answer to this lease to its step.
 
-    Of a stretch that is so for its first batch; for each after it one more.
+    `staleness`: how many versions were made since the one that it was computed on. In a stretch this is the
+    staleness of the first batch; that of each later batch is one more than the batch before it.
     """
 
     lease: Lease
@@ -211,9 +218,9 @@ class Fold:
 
 @dataclass(slots=True)
 class Step:
-    """Every batch of the step is in: step the optimizer. `shares` tells who gave which batches.
+    """Step the optimizer, for a stretch once for each batch: every batch is answered or set aside.
 
-    Of a stretch every batch is in: step it for each.
+    `shares`: which node computed which batches.
     """
 
     plan: StepPlan
@@ -222,12 +229,12 @@ class Step:
 
     @property
     def steps(self) -> int:
-        """How many versions it makes."""
+        """The number of versions that it makes."""
         return sum(stop - start for start, stop, _, _ in self.shares) if self.plan.apart else 1
 
     @property
     def samples(self) -> int:
-        """Samples that take part: not those of a batch that was set aside."""
+        """The number of samples that take part: those of batches that were set aside do not."""
         if len(self.shares) == 1 and self.shares[0][1] - self.shares[0][0] == self.plan.count:
             return self.plan.samples
         return sum(sum(self.plan.sizes[start:stop]) for start, stop, _, _ in self.shares)
@@ -235,9 +242,9 @@ class Step:
 
 @dataclass(slots=True)
 class Undone:
-    """An event: the learner could not make this step, because numbers would not be finite, and is as before.
+    """An event: the learner rolled this step back, because it made numbers that are not finite.
 
-    Without a reason of its own: a step before it was undone, so that this one was not even tried.
+    Without a reason: the learner did not try this step, because it rolled an earlier one back.
     """
 
     step: Step
@@ -246,7 +253,7 @@ class Undone:
 
 @dataclass(slots=True)
 class SetAside:
-    """This batch of the step fails wherever it is tried: its place in the tree stays empty."""
+    """Leave the place of this batch in the step's tree empty: it failed on each of `nodes`."""
 
     plan: StepPlan
     span: Span
@@ -256,8 +263,10 @@ class SetAside:
 
 @dataclass(slots=True)
 class Reopen:
-    """This step begins anew, and changed nothing: its batches are lent again. Of those that were set aside
-    the places stay empty."""
+    """Forget all sums of this step: it has changed nothing, and its batches are lent again.
+
+    `empty`: the batches that were set aside, whose places in the tree stay empty.
+    """
 
     plan: StepPlan
     version: int
@@ -273,14 +282,14 @@ class Save:
 
 @dataclass(slots=True)
 class Evaluate:
-    """Measure the model as it is now."""
+    """Evaluate the model as it is now, after this many steps."""
 
     step: int
 
 
 @dataclass(slots=True)
 class Close:
-    """Part with this node, for good or until it comes back by itself."""
+    """Close the connection of this node; unless `for_good`, without a word, so that it may reconnect."""
 
     node: str
     reason: str
@@ -289,7 +298,7 @@ class Close:
 
 @dataclass(slots=True)
 class Ban:
-    """Let this node in no more, whether it is still here or has gone."""
+    """Never admit this node again, whether it is connected now or not."""
 
     node: str
     reason: str
@@ -297,7 +306,7 @@ class Ban:
 
 @dataclass(slots=True)
 class Note:
-    """Something a person may want to know, with the facts behind the sentence."""
+    """A sentence for the user and the ledger, with its facts as data."""
 
     kind: str
     text: str
@@ -306,7 +315,7 @@ class Note:
 
 @dataclass(slots=True)
 class Finish:
-    """The run is over. An `error` says that it did not end as it should."""
+    """End the run. An `error` says why it failed."""
 
     reason: str
     error: str = ""

@@ -6,7 +6,7 @@
     resumed   everything is restored; batches that are still set aside (the others are tried again)
     joined, left, …       notes, in words, with their facts
     lend      leases given to a node: [lease, step, first batch within the step, one past its last]
-    took      an update was accepted, if no later `step` says so
+    took      an update was accepted; left out if the `step` that uses it is written at once
     refused   an answer was rejected, and why; its lease is over
     fenced    an answer to a lease that was not outstanding at that node; it changed nothing
     cancelled, expired    leases that ended without an answer

@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 
 from w5xde.control.pool.members import BEAT_SECONDS
 
-# A coordinator that is silent for this long is gone; it beats every two seconds.
+# A coordinator that is silent for this long counts as lost; it beats every two seconds.
 COORDINATOR_SILENCE_SECONDS = 8.0
-# The wait between attempts doubles up to the most; a random part of it keeps nodes from coming all at once.
+# The wait between attempts doubles up to the most; a random part of it keeps nodes from connecting all at
+# once.
 RETRY_SECONDS_FIRST = 0.25
 RETRY_SECONDS_MOST = 4.0
 # In the first minute a user may be watching, or the coordinator is just being started again.

@@ -1,4 +1,4 @@
-"""What the core must know of a run's settings: plain data."""
+"""The settings of a run that the core needs, as plain data. Knows no files, flags or environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from w5xde.robust_rule import Robust
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
-    """What the core must know of the run's settings."""
+    """The settings that the core needs."""
 
     mode: str
     staleness: int | None = None
@@ -23,13 +23,13 @@ class CoreSettings:
     save_steps: int | None = None
     logs_steps: bool = False
     max_update_norm: str = OFF
-    # The norm of the gradient that the coordinator computed itself; 0: not known.
+    # The norm of a first gradient that the coordinator computed itself; 0 if unknown.
     own_norm: float = 0.0
-    # Whether an update takes long to travel: then a node holds only what it computes.
+    # Whether an update takes long to travel: then a node holds only the lease that it computes.
     is_large: bool = False
     # Whether steps of one batch each may be lent as one lease.
     stretches: bool = False
-    # The share of leases that is verified.
+    # The share of leases whose answers are verified, 0 to 1.
     verify: float = 0.0
-    # How much of a step's extremes is left out, and so how many nodes must take part in it.
+    # How many extreme values the robust mean leaves out, and so how many nodes a step needs.
     robust: Robust | None = None

@@ -100,7 +100,7 @@ class StepDecisions:
     def cut(self, now: float) -> Cut:
         """What a checkpoint must hold of all that is decided so far."""
         state = self._state
-        undone = [work.plan for work in state.mode.open_works] + state.plan.undone
+        undone = [work.plan for work in state.mode.open_steps] + state.plan.undone
         norms = state.norm_check.limits.state()
         return state.tally.cut(state.version, state.plan.cursor, undone, state.seconds(now), norms)
 
@@ -113,7 +113,7 @@ class StepDecisions:
         state.plan.resume(cut.cursor, cut.undone)
         self._schedule.count_from(cut.progress.steps, 0.0)
         for each in state.tally.resume(cut):
-            state.plan.again(each.epoch, each.batch, each.samples)
+            state.plan.retry_batch(each.epoch, each.batch, each.samples)
         return [effect for epoch in sorted(state.accounts.batches) for effect in state.end_epoch(epoch)]
 
     def save_if_due(self, now: float) -> list[ev.Effect]:

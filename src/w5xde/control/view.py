@@ -49,7 +49,7 @@ class CoreView:
     @property
     def open_steps(self) -> list[OpenStep]:
         """Steps that are begun and not complete."""
-        return self._state.mode.open_works
+        return self._state.mode.open_steps
 
     @property
     def batches_relent(self) -> int:

@@ -44,7 +44,7 @@ WEIGHTS_MAX = 256
 
 @lru_cache(WEIGHTS_MAX)
 def scale_of(weight: float) -> Tensor:
-    """The tensor from which `backward` starts for this weight. Nobody may write into it."""
+    """The tensor from which `backward` starts for this weight. Callers must not write into it."""
     return torch.tensor(weight, dtype=torch.float32)
 
 
@@ -275,7 +275,7 @@ def avoid_compiler_import() -> None:
 
 
 def has_own_step(optimizer: Optimizer) -> bool:
-    """Whether `optimizer.step()` does more than its class says: it has hooks, or somebody replaced it."""
+    """Whether `optimizer.step()` does more than its class defines: it has hooks, or was replaced."""
     replaced = vars(optimizer).get("step")
     return bool(
         optimizer._optimizer_step_pre_hooks

@@ -235,7 +235,7 @@ class Decoder:
             self._scratch = larger
 
 
-# MessagePack values whose first byte is followed by a number or a length of so many bytes. Strings and bytes
+# For first bytes of MessagePack values: how many bytes of a number or a length follow. Strings and bytes
 # follow their length; arrays and maps have as many values, or twice as many. All other values are one byte,
 # or have their length in it.
 _WIDTHS = dict(zip(range(0xC4, 0xE0), (1, 2, 4, 0, 0, 0, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8), strict=False))

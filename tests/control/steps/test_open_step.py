@@ -13,7 +13,7 @@ from w5xde.tree import Span
 NUMBERS = itertools.count(1)
 
 
-def step(count: int) -> OpenStep:
+def new_step(count: int) -> OpenStep:
     return OpenStep(StepPlan(index=0, epoch=0, first=0, sizes=(1,) * count, ends_epoch=True))
 
 
@@ -24,128 +24,128 @@ def pool(*names: str) -> Members:
     return members
 
 
-def lent(work: OpenStep, node: str, start: int, stop: int) -> Lease:
+def lent(step: OpenStep, node: str, start: int, stop: int) -> Lease:
     return Lease(
-        next(NUMBERS), node, work.plan, Span(start, stop), version=0, granted_at=0.0, expected_at=0.0
+        next(NUMBERS), node, step.plan, Span(start, stop), version=0, granted_at=0.0, expected_at=0.0
     )
 
 
-def carve(work: OpenStep, node: str, want: int, members: Members) -> Span:
-    span = work.carve(node, want, members)
+def take_free_span(step: OpenStep, node: str, want: int, members: Members) -> Span:
+    span = step.take_free_span(node, want, members)
     assert span is not None
     return span
 
 
 def test_spans_are_carved_along_the_tree_lowest_first() -> None:
-    work, members = step(8), pool("a")
-    assert carve(work, "a", 2, members) == Span(0, 2)
-    assert carve(work, "a", 2, members) == Span(2, 4)
-    assert carve(work, "a", 3, members) == Span(4, 6)
-    assert work.free_batches == 2
-    assert carve(work, "a", 64, members) == Span(6, 8)
-    assert work.carve("a", 1, members) is None
+    step, members = new_step(8), pool("a")
+    assert take_free_span(step, "a", 2, members) == Span(0, 2)
+    assert take_free_span(step, "a", 2, members) == Span(2, 4)
+    assert take_free_span(step, "a", 3, members) == Span(4, 6)
+    assert step.free_batches == 2
+    assert take_free_span(step, "a", 64, members) == Span(6, 8)
+    assert step.take_free_span("a", 1, members) is None
 
 
 def test_a_span_comes_back_whole() -> None:
-    work, members = step(4), pool("a")
-    assert carve(work, "a", 4, members) == Span(0, 4)
-    assert work.give_back(Span(0, 4), []) == 4
-    assert work.free == [Span(0, 4)]
+    step, members = new_step(4), pool("a")
+    assert take_free_span(step, "a", 4, members) == Span(0, 4)
+    assert step.give_back(Span(0, 4), []) == 4
+    assert step.free == [Span(0, 4)]
 
 
 def test_what_is_in_does_not_come_back() -> None:
-    work, members = step(4), pool("a", "b")
-    carve(work, "a", 4, members)
-    work.tree.put(Span(0, 2), [(0, 2, "b")])
-    assert work.give_back(Span(0, 4), []) == 2
-    assert work.free == [Span(2, 4)]
+    step, members = new_step(4), pool("a", "b")
+    take_free_span(step, "a", 4, members)
+    step.tree.put(Span(0, 2), [(0, 2, "b")])
+    assert step.give_back(Span(0, 4), []) == 2
+    assert step.free == [Span(2, 4)]
 
 
 def test_what_is_in_other_hands_does_not_come_back() -> None:
     """Whole or in part: two idle nodes may share a copy of a long lease between them."""
-    work, members = step(4), pool("a", "b", "c")
-    carve(work, "a", 4, members)
-    assert work.give_back(Span(0, 4), [lent(work, "b", 0, 4)]) == 0
-    assert work.give_back(Span(0, 4), [lent(work, "b", 0, 2), lent(work, "c", 2, 4)]) == 0
-    assert work.free == []
-    assert work.give_back(Span(0, 4), [lent(work, "b", 0, 2)]) == 2
-    assert work.free == [Span(2, 4)]
+    step, members = new_step(4), pool("a", "b", "c")
+    take_free_span(step, "a", 4, members)
+    assert step.give_back(Span(0, 4), [lent(step, "b", 0, 4)]) == 0
+    assert step.give_back(Span(0, 4), [lent(step, "b", 0, 2), lent(step, "c", 2, 4)]) == 0
+    assert step.free == []
+    assert step.give_back(Span(0, 4), [lent(step, "b", 0, 2)]) == 2
+    assert step.free == [Span(2, 4)]
 
 
 def test_what_is_free_already_is_not_freed_twice() -> None:
-    work, members = step(4), pool("a")
-    carve(work, "a", 2, members)
-    assert work.give_back(Span(2, 4), []) == 0
-    assert work.free_batches == 2
+    step, members = new_step(4), pool("a")
+    take_free_span(step, "a", 2, members)
+    assert step.give_back(Span(2, 4), []) == 0
+    assert step.free_batches == 2
 
 
 def test_a_failed_span_is_lent_again_batch_by_batch() -> None:
-    work, members = step(4), pool("a")
-    carve(work, "a", 2, members)
-    work.failed(Span(0, 2), "a", [])
-    assert work.free == [Span(0, 1), Span(1, 2), Span(2, 4)]
-    assert carve(work, "a", 4, members) == Span(0, 1)
+    step, members = new_step(4), pool("a")
+    take_free_span(step, "a", 2, members)
+    step.failed(Span(0, 2), "a", [])
+    assert step.free == [Span(0, 1), Span(1, 2), Span(2, 4)]
+    assert take_free_span(step, "a", 4, members) == Span(0, 1)
 
 
 def test_a_batch_that_failed_on_a_node_is_tried_on_another() -> None:
-    work, members = step(2), pool("a", "b")
-    carve(work, "a", 1, members)
-    work.failed(Span(0, 1), "a", [])
-    assert carve(work, "a", 1, members) == Span(1, 2)
-    assert work.carve("a", 1, members) is None
-    assert carve(work, "b", 1, members) == Span(0, 1)
+    step, members = new_step(2), pool("a", "b")
+    take_free_span(step, "a", 1, members)
+    step.failed(Span(0, 1), "a", [])
+    assert take_free_span(step, "a", 1, members) == Span(1, 2)
+    assert step.take_free_span("a", 1, members) is None
+    assert take_free_span(step, "b", 1, members) == Span(0, 1)
 
 
 def test_a_node_alone_tries_again() -> None:
-    work, members = step(1), pool("a")
-    carve(work, "a", 1, members)
-    work.failed(Span(0, 1), "a", [])
-    assert carve(work, "a", 1, members) == Span(0, 1)
+    step, members = new_step(1), pool("a")
+    take_free_span(step, "a", 1, members)
+    step.failed(Span(0, 1), "a", [])
+    assert take_free_span(step, "a", 1, members) == Span(0, 1)
 
 
 def test_a_batch_is_hopeless_after_three_failures_on_two_nodes() -> None:
-    work, members = step(1), pool("a", "b")
-    for node, is_hopeless in (("a", False), ("b", False), ("a", True)):
-        work.failed(Span(0, 1), node, [])
-        assert work.is_hopeless(Span(0, 1), members, []) == is_hopeless
+    step, members = new_step(1), pool("a", "b")
+    for node, is_enough in (("a", False), ("b", False), ("a", True)):
+        step.failed(Span(0, 1), node, [])
+        assert step.must_set_aside(Span(0, 1), members, []) == is_enough
 
 
 def test_three_failures_on_one_node_prove_nothing_while_others_are_there() -> None:
-    work = step(1)
+    step = new_step(1)
     for _ in range(3):
-        work.failed(Span(0, 1), "a", [])
-    assert not work.is_hopeless(Span(0, 1), pool("a", "b"), [])
-    assert work.is_hopeless(Span(0, 1), pool("a"), [])
+        step.failed(Span(0, 1), "a", [])
+    assert not step.must_set_aside(Span(0, 1), pool("a", "b"), [])
+    assert step.must_set_aside(Span(0, 1), pool("a"), [])
 
 
 def test_two_who_fail_do_not_speak_for_a_larger_pool() -> None:
     """Two that lie could end the run, by giving numbers that are not finite for what others compute well."""
-    work, members = step(1), pool("a", "b", "c", "d", "e", "f")
-    for node, is_hopeless in (("a", False), ("b", False), ("a", False), ("c", False), ("d", True)):
-        work.failed(Span(0, 1), node, [])
-        assert work.is_hopeless(Span(0, 1), members, []) == is_hopeless
+    step, members = new_step(1), pool("a", "b", "c", "d", "e", "f")
+    for node, is_enough in (("a", False), ("b", False), ("a", False), ("c", False), ("d", True)):
+        step.failed(Span(0, 1), node, [])
+        assert step.must_set_aside(Span(0, 1), members, []) == is_enough
 
 
 def test_in_a_crowd_five_are_asked() -> None:
-    work, members = step(1), pool(*map(str, range(1000)))
+    step, members = new_step(1), pool(*map(str, range(1000)))
     for node in range(5):
-        assert not work.is_hopeless(Span(0, 1), members, [])
-        work.failed(Span(0, 1), str(node), [])
-    assert work.is_hopeless(Span(0, 1), members, [])
+        assert not step.must_set_aside(Span(0, 1), members, [])
+        step.failed(Span(0, 1), str(node), [])
+    assert step.must_set_aside(Span(0, 1), members, [])
 
 
 def test_several_batches_are_never_hopeless_together() -> None:
     """Copies of one span may fail on three nodes before any of its batches was tried alone."""
-    work, members = step(4), pool("a", "b", "c")
+    step, members = new_step(4), pool("a", "b", "c")
     for node in ("a", "b", "c"):
-        work.failed(Span(0, 4), node, [])
-    assert not work.is_hopeless(Span(0, 4), members, [])
+        step.failed(Span(0, 4), node, [])
+    assert not step.must_set_aside(Span(0, 4), members, [])
 
 
 def test_a_batch_goes_to_whoever_it_failed_on_least() -> None:
-    work, members = step(1), pool("a", "b")
-    carve(work, "a", 1, members)
+    step, members = new_step(1), pool("a", "b")
+    take_free_span(step, "a", 1, members)
     for node in ("a", "b", "b"):
-        work.failed(Span(0, 1), node, [])
-    assert work.carve("b", 1, members) is None
-    assert carve(work, "a", 1, members) == Span(0, 1)
+        step.failed(Span(0, 1), node, [])
+    assert step.take_free_span("b", 1, members) is None
+    assert take_free_span(step, "a", 1, members) == Span(0, 1)

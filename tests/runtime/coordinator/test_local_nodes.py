@@ -31,7 +31,7 @@ class Coordinator:
         self.all_started = asyncio.Event()
         self.told: list[str] = []
         ticket = Ticket((("127.0.0.1", 5),), b"", bytes(8), Secret(bytes(16)), is_clear=True)
-        self.entry = SimpleNamespace(local_ticket=lambda host, port: ticket)
+        self.gatekeeper = SimpleNamespace(local_ticket=lambda host, port: ticket)
 
     @property
     def connected(self) -> dict[str, bool]:

@@ -20,7 +20,7 @@ from w5xde.cli.main import main
 from w5xde.config import Settings
 from w5xde.errors import StorageError
 from w5xde.runtime.coordinator.body import Coordinator
-from w5xde.runtime.durable import run_folder as recorder
+from w5xde.runtime.durable import run_folder
 from w5xde.runtime.durable.audit import audit_run
 from w5xde.runtime.durable.disk import Piece, RealDisk
 from w5xde.runtime.durable.ledger_segments import LedgerReader
@@ -71,7 +71,7 @@ def test_a_disk_that_cannot_be_written_for_a_while_costs_nothing(
 ) -> None:
     plain = w5xde.train(f"{JOBS}:job", nodes=1, runs=str(tmp_path / "plain"), **SETTINGS)
     trouble = Trouble(number)
-    monkeypatch.setattr(recorder, "RealDisk", trouble.make_disk)
+    monkeypatch.setattr(run_folder, "RealDisk", trouble.make_disk)
     monkeypatch.setenv("TEST_BATCH_SECONDS", "0.01")
     more = {"nodes": 2, "runs": str(tmp_path), "checkpoint_every": "2steps", "durability": durability}
     settings = resolve("train", SETTINGS | more, folder=tmp_path)
@@ -107,7 +107,7 @@ def test_a_disk_that_stays_full_is_told_at_the_end_and_the_run_can_be_resumed(
     def fill(run: RunStatus) -> None:
         disks[-1].wrong = lambda operation, name: errno.ENOSPC if operation in WRITING else 0
 
-    monkeypatch.setattr(recorder, "RealDisk", make)
+    monkeypatch.setattr(run_folder, "RealDisk", make)
     settings = {"nodes": 2, "steps": 9, "checkpoint_every": "2steps", "name": "mine", "runs": str(tmp_path)}
     with pytest.raises(StorageError, match="the model cannot be saved") as told:
         w5xde.train(f"{JOBS}:job", callbacks=[AtStep({4: fill})], **settings)
@@ -138,12 +138,12 @@ def test_the_end_waits_for_a_checkpoint_that_is_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disks: list[SlowDisk] = []
-    monkeypatch.setattr(recorder, "RealDisk", lambda root: disks.append(SlowDisk(root)) or disks[-1])
+    monkeypatch.setattr(run_folder, "RealDisk", lambda root: disks.append(SlowDisk(root)) or disks[-1])
     for steps in (1, 2, 3, 8):
         settings = {"nodes": 1, "steps": steps, "checkpoint_every": "1steps", "name": f"{steps}"}
         result = w5xde.train(f"{JOBS}:job", runs=str(tmp_path), **settings)
         for thread in threading.enumerate():
-            if "keeper" in thread.name:
+            if "w5xde-writer" in thread.name:
                 thread.join()
         # First all that was begun beside the training, then the last one; never both at once.
         writers = disks[-1].writers
@@ -167,7 +167,7 @@ def test_a_run_that_cannot_be_resumed_for_want_of_a_disk_says_so(
         return disk
 
     with monkeypatch.context() as patched:
-        patched.setattr(recorder, "RealDisk", full)
+        patched.setattr(run_folder, "RealDisk", full)
         assert main(["train", "--resume", "mine", "--steps", "6", "--runs", str(tmp_path)]) == 40
     told = capfd.readouterr().err
     assert told.startswith("error[W5-404]: ")

@@ -70,7 +70,7 @@ class AnnouncingStopwatch(Watcher):
     def started(self, coordinator: Coordinator, settings: Settings, job_name: str) -> None:
         self._stopwatch.started(coordinator, settings, job_name)
         host, _, port = coordinator.address.rpartition(":")
-        ticket = coordinator.entry.local_ticket(host, int(port)).to_text()
+        ticket = coordinator.gatekeeper.local_ticket(host, int(port)).to_text()
         self._line.say([host, int(port), ticket])
 
 

@@ -51,7 +51,7 @@ class Remote(Watcher):
         self._coordinator = coordinator
         asyncio.get_running_loop().add_reader(self._line.fileno(), self._told)
         host, _, port = coordinator.address.rpartition(":")
-        self._line.say(coordinator.entry.local_ticket(host, int(port)).to_text())
+        self._line.say(coordinator.gatekeeper.local_ticket(host, int(port)).to_text())
 
     def _told(self) -> None:
         if self._line.hear() == "stop":

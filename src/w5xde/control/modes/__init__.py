@@ -1,1 +1,1 @@
-"""Modes: who is lent what and when a step is complete, in sync, async and robust training."""
+"""Modes: which batches a node is lent and when a step is complete, in sync, async and robust training."""

@@ -1,8 +1,9 @@
-"""Async mode: every node works on steps of its own, and each answer is applied as it comes.
+"""Async mode: every node computes whole steps of its own, and each answer is applied when it arrives.
 
-The bound of staleness is kept by lending, not by refusing: nobody is lent more than what can be applied
-before the oldest outstanding answer would be too old. Only one who takes far longer than expected is not
-waited for, and may then find its answer refused. Touches no tensors, no sockets and no clock.
+The mode keeps the bound of staleness by lending little enough, rather than by rejecting answers: steps are
+lent only as long as all of them can be applied before the oldest outstanding answer is too old. The mode does
+not wait for a node that takes far longer than expected, so that node's answer may be rejected. Only decides:
+knows no tensors, no sockets and no clock.
 """
 
 from __future__ import annotations
@@ -17,23 +18,26 @@ from w5xde.control.steps.open_step import OpenStep
 from w5xde.control.steps.plan import Plan
 from w5xde.tree import Span
 
-# Steps worth about this long travel together; small models would otherwise only send messages.
+# A frame is the steps that are lent in one message. It takes a node about this long to compute: with one step
+# a message, small models would spend their time on messages.
 FRAME_SECONDS = 0.004
 FRAME_STEPS_MAX = 64
-# The bound if none is set: enough that four frames of some batches are under way, and for everybody.
+# The bound of staleness if the user sets none: the first number, or the second times the nodes that can run
+# at once if that is more, so that each node can hold a frame while another one travels.
 STALENESS_MIN = 48
 STALENESS_OF_ONE = 4
-# Weights change most at the start: the first steps lend for a staleness of this, and one more for every so
-# many steps, until the bound is reached. Only if the user set no bound.
+# Weights change most at the start: the first steps are lent for a staleness of the first number, and of one
+# more after each so many steps, until the bound is reached. Only if the user set no bound.
 STALENESS_FIRST, STEPS_PER_STALENESS = 4, 32
-# However little was expected, so long may any node be late: another process may just have its core.
+# Any node may be this late, however short its lease is: another process may be using its core.
 LATE_SECONDS_MIN = 0.05
-# A node that beats but does not answer for this long (or four times what was expected) is overtaken.
+# The lease of a node that beats but is this late (or four times the expected time) is lent to another node
+# too.
 STUCK_SECONDS_MIN = 10.0
 
 
 class AsyncMode(Mode):
-    """Every node works on steps of its own; an answer is applied as it comes, if it is fresh enough."""
+    """Every node computes steps of its own; an answer is applied when it arrives, if it is fresh enough."""
 
     def __init__(
         self,
@@ -45,21 +49,23 @@ class AsyncMode(Mode):
         stretches: bool = False,
         spare_frames: int = 1,
     ) -> None:
-        """With `stretches` the steps of a frame, of one batch each, are one lease.
+        """Begin with no open step.
 
-        A node holds the frame that it computes, and `spare_frames` more.
+        `stretches`: the steps of a frame, of one batch each, are one lease. `spare_frames`: how many frames a
+        node holds besides the one that it computes.
         """
         super().__init__(plan, members, leases)
         self._bound = staleness
         self._stretches = stretches
         self._spare_frames = spare_frames
-        self._works: dict[int, OpenStep] = {}
+        self._open_steps: dict[int, OpenStep] = {}
         self._applying: set[int] = set()
-        self._again: deque[OpenStep] = deque()
+        # Open steps that have free batches: given back, or more than one node could hold.
+        self._returned: deque[OpenStep] = deque()
         self._overtaken: set[int] = set()
-        # The staleness for which is lent now.
+        # The staleness that lending allows at this point of the run.
         self._lent_staleness = 0
-        # Who was lent nothing, or less than it could take, until older answers are in; in order.
+        # Members that could hold more leases than the bound of staleness allowed, longest wait first.
         self._waiting: dict[str, Member] = {}
 
     @property
@@ -75,18 +81,18 @@ class AsyncMode(Mode):
         return min(self.staleness, STALENESS_FIRST + version // STEPS_PER_STALENESS)
 
     @property
-    def open_works(self) -> list[OpenStep]:
-        return list(self._works.values())
+    def open_steps(self) -> list[OpenStep]:
+        return list(self._open_steps.values())
 
     @property
     def is_settled(self) -> bool:
-        return not self._applying and (not self._works or self.is_closing)
+        return not self._applying and (not self._open_steps or self.is_closing)
 
     def admit(self, lease: Lease, version: int) -> str:
-        work = self._works.get(lease.step.index)
-        if work is None:
+        open_step = self._open_steps.get(lease.step.index)
+        if open_step is None:
             return f"step {lease.step.index} is complete"
-        if work.tree.covers(lease.span):
+        if open_step.tree.covers(lease.span):
             return "somebody else was sooner"
         last = version + lease.behind
         if last - lease.version > self.staleness:
@@ -94,45 +100,45 @@ class AsyncMode(Mode):
         return ""
 
     def take(self, lease: Lease) -> OpenStep | None:
-        work = self._works[lease.step.index]
-        work.oldest = min(work.oldest, lease.version - lease.behind)
-        return self._completed(work) if work.take(lease.span, [share_of(lease)]) else None
+        open_step = self._open_steps[lease.step.index]
+        open_step.oldest = min(open_step.oldest, lease.version - lease.behind)
+        return self._completed(open_step) if open_step.take(lease.span, [share_of(lease)]) else None
 
-    def is_stale(self, work: OpenStep, version: int) -> bool:
-        """Whether parts of a complete stretch waited too long for the others."""
-        return work.plan.apart and version - work.oldest > self.staleness
+    def is_stale(self, open_step: OpenStep, version: int) -> bool:
+        """Whether some answers of a complete stretch became too old while others were missing."""
+        return open_step.plan.apart and version - open_step.oldest > self.staleness
 
     def set_aside(self, step: int, span: Span) -> OpenStep | None:
-        work = self._works[step]
-        return self._completed(work) if work.take(span, []) else None
+        open_step = self._open_steps[step]
+        return self._completed(open_step) if open_step.take(span, []) else None
 
-    def _completed(self, work: OpenStep) -> OpenStep:
-        del self._works[work.plan.index]
-        self._applying.add(work.plan.index)
-        return work
+    def _completed(self, open_step: OpenStep) -> OpenStep:
+        del self._open_steps[open_step.plan.index]
+        self._applying.add(open_step.plan.index)
+        return open_step
 
     def give_back(self, lease: Lease, *, failed: bool = False) -> OpenStep | None:
-        work = self._works.get(lease.step.index)
-        if work is None:
+        open_step = self._open_steps.get(lease.step.index)
+        if open_step is None:
             return None
         others = self.leases.of_step(lease.step.index)
         if failed:
-            work.failed(lease.span, lease.node, others)
+            open_step.failed(lease.span, lease.node, others)
         else:
-            work.give_back(lease.span, others)
-        if work.free:
-            self._again.append(work)
-        return work
+            open_step.give_back(lease.span, others)
+        if open_step.free:
+            self._returned.append(open_step)
+        return open_step
 
     def stepped(self, step: int) -> Iterable[Member]:
-        # Nobody waits for it: the version already counts the step.
+        # No node waits for it: the core's version already counts the step.
         self._applying.discard(step)
         return ()
 
-    def reopen(self, work: OpenStep) -> None:
-        self._applying.discard(work.plan.index)
-        self._works[work.plan.index] = work
-        self._again.append(work)
+    def reopen(self, open_step: OpenStep) -> None:
+        self._applying.discard(open_step.plan.index)
+        self._open_steps[open_step.plan.index] = open_step
+        self._returned.append(open_step)
 
     def loaded(self, machine: str, load: float) -> None:
         self.members.loaded(machine, load)
@@ -142,18 +148,18 @@ class AsyncMode(Mode):
         for lease in self.leases:
             patience = max(STUCK_SECONDS_MIN, 4 * (lease.expected_at - lease.granted_at))
             if now - lease.expected_at > patience and lease.id not in self._overtaken:
-                work = self._works.get(lease.step.index)
-                if work is not None and not work.free:
+                open_step = self._open_steps.get(lease.step.index)
+                if open_step is not None and not open_step.free:
                     self._overtaken.add(lease.id)
-                    work.give_back(lease.span, ())
-                    self._again.append(work)
+                    open_step.give_back(lease.span, ())
+                    self._returned.append(open_step)
 
     def grants(self, candidates: Iterable[Member], version: int, now: float) -> list[list[Lease]]:
         found: list[list[Lease]] = []
         if self.is_closing:
             return found
         self._lent_staleness = self._staleness_to_lend(version)
-        # Whoever waits longest is served first; nobody is looked at while there is no room.
+        # The member that waits longest is served first, and none while no step may be lent.
         for member in candidates:
             self._waiting.setdefault(member.name, member)
         unserved = []
@@ -161,8 +167,8 @@ class AsyncMode(Mode):
             member = self._waiting.pop(next(iter(self._waiting)))
             if self.members.get(member.name) is not member:
                 continue
-            # What came back may be for somebody else to try, who would not be in turn.
-            for one in [member] if self._again else self.members.in_turn([member], now):
+            # A batch that failed is lent out of turn: the node on which it has not failed may not be in turn.
+            for one in [member] if self._returned else self.members.in_turn([member], now):
                 found += self._fill(one, version, now)
                 if self._held_steps(one) <= self._spare_frames * self._frame_steps(one):
                     unserved.append(one)
@@ -171,23 +177,23 @@ class AsyncMode(Mode):
         return found
 
     def _fill(self, member: Member, version: int, now: float) -> list[list[Lease]]:
-        """As many frames as the member can hold, and as there is room for."""
+        """Lend the member as many frames as it can hold and the bound of staleness allows."""
         found: list[list[Lease]] = []
         frame = self._frame_steps(member)
         while self._held_steps(member) <= self._spare_frames * frame:
             room = self._room(version, now)
             if room < frame and (member.pending or room < 1):
                 break
-            leases = self._lend_some(member, min(frame, room), version, now)
+            leases = self._lend_frame(member, min(frame, room), version, now)
             if not leases:
                 break
             found.append(leases)
         return found
 
     def _room(self, version: int, now: float) -> int:
-        """How many steps may be lent before the oldest outstanding answer would come too late to count.
+        """How many more steps may be lent so that the oldest outstanding answer still counts when it arrives.
 
-        A node that takes longer than it should is waited for as long again; then the others go on.
+        A lease that is late by more than its expected time is no longer waited for.
         """
         lent = self.leases.steps
         for oldest in self.leases:
@@ -200,15 +206,19 @@ class AsyncMode(Mode):
         return member.pending_batches if self._stretches else len(member.pending)
 
     def _frame_steps(self, member: Member) -> int:
-        """How many steps travel together: two such frames for each that can run, half of that to spare."""
+        """How many steps the member is lent in one message.
+
+        The bound of staleness leaves room for three frames for each node that can run: two that it holds, and
+        one to spare.
+        """
         if not member.compute_seconds:
             return 1
         fresh = (self._lent_staleness + 1) // (3 * max(1, self.members.parallel))
         held = member.batches_max // self.plan.step_batches
         return max(1, min(int(FRAME_SECONDS / member.compute_seconds), fresh, held, FRAME_STEPS_MAX))
 
-    def _lend_some(self, member: Member, count: int, version: int, now: float) -> list[Lease]:
-        """Leases for so many steps."""
+    def _lend_frame(self, member: Member, count: int, version: int, now: float) -> list[Lease]:
+        """Grant the member leases on up to `count` steps, for one message."""
         leases: list[Lease] = []
         while count > 0:
             found = self._next_span(member, count)
@@ -219,22 +229,25 @@ class AsyncMode(Mode):
         return leases
 
     def _next_span(self, member: Member, most: int) -> tuple[OpenStep, Span] | None:
-        """A whole step, or what of one came back: after a failure batch by batch."""
-        for _ in range(len(self._again)):
-            work = self._again.popleft()
-            if work.plan.index not in self._works or not work.free:
+        """Return the next free span for this member, of at most `most` steps, and its step.
+
+        Batches that were given back come before a new step.
+        """
+        for _ in range(len(self._returned)):
+            open_step = self._returned.popleft()
+            if open_step.plan.index not in self._open_steps or not open_step.free:
                 continue
-            want = min(most if work.plan.apart else work.plan.count, member.batches_max)
-            span = work.carve(member.name, want, self.members)
-            if work.free:
-                self._again.append(work)
+            want = min(most if open_step.plan.apart else open_step.plan.count, member.batches_max)
+            span = open_step.take_free_span(member.name, want, self.members)
+            if open_step.free:
+                self._returned.append(open_step)
             if span is not None:
-                return work, span
+                return open_step, span
         step = self.plan.next_stretch(most) if self._stretches else self.plan.next_step()
         if step is None:
             return None
-        work = self._works[step.index] = OpenStep(step)
-        span = work.carve(member.name, member.batches_max, self.members)
-        if work.free:
-            self._again.append(work)
-        return (work, span) if span is not None else None
+        open_step = self._open_steps[step.index] = OpenStep(step)
+        span = open_step.take_free_span(member.name, member.batches_max, self.members)
+        if open_step.free:
+            self._returned.append(open_step)
+        return (open_step, span) if span is not None else None

@@ -1,6 +1,6 @@
-"""What every mode decides: who is lent which batches next, what is admitted, and when a step is complete.
+"""What every mode decides: the batches that a node is lent, the answers that count, and the end of a step.
 
-Modes only decide: they touch no tensors, no sockets and no clock.
+Modes only decide: they know no tensors, no sockets and no clock. Callers pass `now`.
 """
 
 from __future__ import annotations
@@ -16,75 +16,77 @@ from w5xde.tree import Span
 
 
 class Mode(ABC):
-    """What both modes share: the pool, the plan, and writing a lease down."""
+    """A mode of training. It has the pool, the plan and the leases, and records each lease that it grants."""
 
     def __init__(self, plan: Plan, members: Members, leases: Leases) -> None:
         self.plan = plan
         self.members = members
         self.leases = leases
         self.batches_relent = 0
-        # Set when the run is asked to stop: what is begun is finished, nothing new is begun.
+        # Set when the run is asked to stop: open steps may be completed, and no other step is opened.
         self.is_closing = False
 
     @abstractmethod
     def grants(self, candidates: Iterable[Member], version: int, now: float) -> list[list[Lease]]:
-        """New leases for these members, already recorded; each list travels as one message."""
+        """Grant and record new leases to these members; each list travels as one message."""
 
     @abstractmethod
     def admit(self, lease: Lease, version: int) -> str:
-        """Why the answer to a lease must be refused, or nothing."""
+        """Return why the answer to a lease must be rejected, or an empty string."""
 
     @abstractmethod
     def take(self, lease: Lease) -> OpenStep | None:
-        """Count an admitted answer; returns the step's work if that completed it."""
+        """Count an answer that was admitted; return its step if that completes it."""
 
-    def is_stale(self, work: OpenStep, version: int) -> bool:
-        """Whether a complete step must begin anew, because parts of it are too old by now."""
+    def is_stale(self, open_step: OpenStep, version: int) -> bool:
+        """Whether a complete step must be computed again, because some of its answers are too old by now."""
         return False
 
     @abstractmethod
     def set_aside(self, step: int, span: Span) -> OpenStep | None:
-        """Go on without these batches; returns the step's work if that completed it."""
+        """Do without these batches of a step; return the step if that completes it."""
 
     @abstractmethod
     def give_back(self, lease: Lease, *, failed: bool = False) -> OpenStep | None:
-        """The lease ended without an answer: its batches must be lent again. Returns their step's work."""
+        """Free the batches of a lease that ended without a good answer; return their step if it is open."""
 
     @abstractmethod
     def stepped(self, step: int) -> Iterable[Member]:
-        """The learner has applied a complete step; returns who may be waiting for that."""
+        """Note that the learner has applied a complete step; return the members that may wait for that."""
 
     @abstractmethod
-    def reopen(self, work: OpenStep) -> None:
-        """A complete step changed nothing: what of it is free is to be lent again."""
+    def reopen(self, open_step: OpenStep) -> None:
+        """Open a step again that was complete and has changed nothing, so that its batches are lent again."""
 
     @abstractmethod
     def overtake(self, now: float) -> None:
-        """Look for leases that are so late that somebody else should compute them too."""
+        """Find leases that are so late that another node should compute them too."""
 
     @abstractmethod
     def loaded(self, machine: str, load: float) -> None:
-        """The coordinator needs this share of a core there."""
+        """Note that the coordinator itself needs this share of a core on this machine."""
 
     @property
     @abstractmethod
-    def open_works(self) -> list[OpenStep]:
-        """Steps that are begun and not complete."""
+    def open_steps(self) -> list[OpenStep]:
+        """The steps that are begun and not complete."""
 
     @property
     @abstractmethod
     def is_settled(self) -> bool:
-        """Whether nothing is left to do for what was begun."""
+        """Whether every step that was begun is applied, or is given up because the run stops."""
 
-    def lend(self, member: Member, work: OpenStep, span: Span, version: int, now: float) -> Lease:
+    def lend(self, member: Member, open_step: OpenStep, span: Span, version: int, now: float) -> Lease:
+        """Grant the member a lease on this span of a step."""
         number = self.leases.new_id()
         expected_at = self.members.lend(member, number, span.count, now)
-        lease = Lease(number, member.name, work.plan, span, version, now, expected_at)
+        lease = Lease(number, member.name, open_step.plan, span, version, now, expected_at)
         self.leases.grant(lease)
-        if any(back.holds(span) for back in work.returned):
+        if any(back.holds(span) for back in open_step.returned):
             self.batches_relent += span.count
         return lease
 
 
 def share_of(lease: Lease) -> Share:
+    """The part of a step that the answer to this lease gives."""
     return lease.span.start, lease.span.stop, lease.node, lease.id

@@ -1,4 +1,4 @@
-"""Which mode a run uses."""
+"""Which mode a run uses. Knows the settings of the core, and nothing of how a mode works."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from w5xde.control.steps.plan import Plan
 
 
 def choose_mode(settings: CoreSettings, plan: Plan, members: Members, leases: Leases) -> Mode:
-    """How the batches of this run are shared out."""
+    """Build the mode that these settings ask for."""
     if settings.mode == "async":
-        # For each lease that is verified the coordinator keeps a copy of the model.
+        # The coordinator keeps a copy of the model for each lease that is verified: of a large model,
+        # as few as possible.
         spare_frames = 0 if settings.verify and settings.is_large else 1
         return AsyncMode(
             plan,

@@ -12,22 +12,23 @@ from dataclasses import dataclass, field
 # With what TLS reserves for each connection (256 KiB) these take 20 MiB at most.
 UNAUTHENTICATED_MAX = 64
 UNAUTHENTICATED_PER_ADDRESS_MAX = 8
-# For processes of this machine: many local nodes start at once, and a program that runs here could do worse
-# than connect. But half of the places stay free for other addresses.
+# For processes of this machine more than for another address: many local nodes start at once, and a hostile
+# program that runs here could do worse than connect. But half of the places stay free for other addresses.
 UNAUTHENTICATED_HERE_MAX = 32
 # How long a connection may take from its first packet until it has authenticated.
 AUTHENTICATION_SECONDS = 10.0
 # When all places are taken, the oldest connection is closed if it had at least this long: handshake and
-# greeting take five ways through the network, and few networks take 200 ms for one.
+# greeting take five one-way trips through the network, and few networks take 200 ms for one.
 PROTECTED_SECONDS = 1.0
-# A handshake takes about a millisecond of a core. After a restart all nodes of a network come within seconds.
+# A handshake takes about a millisecond of a core. After a restart all nodes of a network reconnect within
+# seconds.
 HANDSHAKES_PER_SECOND, HANDSHAKES_AT_ONCE = 10.0, 20.0
 HANDSHAKES_PER_SECOND_ALL, HANDSHAKES_AT_ONCE_ALL = 100.0, 100.0
 # Handshakes reserved for addresses that rarely connect: a node fetches the certificate, connects, and tries
 # again after a second if it is refused.
 HANDSHAKES_RESERVED = 50.0
 RARE_PER_SECOND, RARE_AT_ONCE = 2.0, 10.0
-# So many wrong secrets within so long block an address for so long.
+# An address that shows this many wrong secrets within the first time is blocked for the second.
 FAILURES_MAX, FAILURES_SECONDS, BLOCKED_SECONDS = 5, 60.0, 60.0
 # The log gets one line per address and reason in this time; further refusals are counted.
 LOG_SECONDS = 60.0
@@ -132,7 +133,7 @@ class ConnectionLimits:
     # --- the log ------------------------------------------------------------------------------------
 
     def should_log(self, address: str, kind: str, now: float) -> bool:
-        """Whether this refusal gets a line of its own; if not, it is counted."""
+        """Whether this refusal gets its own line in the log; if not, it is counted."""
         counted = self._address(address).counted
         since, count = counted.get(kind, (now, -1))
         counted[kind] = since, count + 1

@@ -17,10 +17,10 @@ from w5xde.control.pool.members import STALL_SECONDS
 STARTING_MAX = UNAUTHENTICATED_HERE_MAX // 2
 # A node that takes longer than this to build its model no longer delays the start of the others.
 STARTING_SECONDS = 30.0
-# A node that ends sooner than this after its start, so many times in a row, will not do better the next time.
+# A node that ends sooner than this after its start, this many times in a row, is not started again.
 QUICK_SECONDS = 5.0
 QUICK_ENDS_MAX = 3
-# All local nodes together are never gone for so long, unless they or their fork server are frozen.
+# If no local node is connected for this long, the nodes or their fork server are frozen.
 ALONE_SECONDS = 60.0
 
 
@@ -41,7 +41,7 @@ class TellUser:
 
 @dataclass(frozen=True, slots=True)
 class AbandonRun:
-    """No node is connected and no local node will come: end the run for this reason."""
+    """End the run for this reason: no node is connected, and no local node can join any more."""
 
     reason: str
 
@@ -61,13 +61,13 @@ class LocalNodesCore:
         self._started_at: dict[str, float] = {}
         self._quick_ends: Counter[str] = Counter()
         self._given_up: set[str] = set()
-        # Why no local node can come any more; empty while one can.
+        # Why no local node can join any more; empty while one can.
         self._hopeless = ""
         self._alone_since = 0.0
         self._ticked_at: float | None = None
 
     def serving(self) -> list[Decision]:
-        """A fork server, perhaps not the first, takes requests; it knows of none that were made before."""
+        """A fork server takes requests. It may be a new one, which has none of the earlier requests."""
         was_serving, self._is_serving = self._is_serving, True
         self._waiting = deque(name for name in self._names if name not in self._given_up)
         self._starting.clear()

@@ -43,9 +43,9 @@ class Member:
     # Batches of each lease that the node holds, by lease id; cancelled ones stay until the node answers.
     pending: dict[int, int] = field(default_factory=dict)
     pending_batches: int = 0
-    # How many batches one message may lend it: what it has shown that it cannot hold is halved.
+    # How many batches one message may lend it: halved when the node could not hold a message.
     batches_max: int = 2**62
-    # When it will have worked off what it holds, as far as we can tell.
+    # When it should have computed all that it holds.
     free_at: float = 0.0
     failures_in_a_row: int = 0
 
@@ -108,7 +108,7 @@ class Members:
             self._update(place, lambda: place.loaded(load))
 
     def _update(self, place: MachineTurns, change: Callable[[], None]) -> None:
-        """Make a change to a machine, and count its nodes that can run at once anew."""
+        """Make a change to a machine, and update the number of nodes that can run at once."""
         self.parallel -= place.parallel
         change()
         self.parallel += place.parallel
@@ -145,7 +145,7 @@ class Members:
         return member.free_at
 
     def returned(self, member: Member, lease: int, now: float) -> None:
-        """The member no longer holds a lease, however that ended."""
+        """Note that the member no longer holds a lease, however the lease ended."""
         batches = member.pending.pop(lease, 0)
         member.pending_batches -= batches
         self.pending_batches -= batches
@@ -154,7 +154,10 @@ class Members:
             member.idle_since = now
 
     def cannot_hold(self, member: Member, batches: int) -> str:
-        """Lend the member at most half of so many batches in one message; returns that if it is news."""
+        """From now on lend the member at most half of this many batches in one message.
+
+        Returns a sentence about that, or an empty string if its limit was lower already.
+        """
         half = max(1, batches // 2)
         if not batches or half >= member.batches_max:
             return ""
@@ -194,7 +197,7 @@ class Members:
         return self.measured_count / self.pool_rate if self.pool_rate > 0 else 0.0
 
     def forgive_stall(self, now: float, expected_seconds: float) -> float:
-        """Called at every tick. If the coordinator stood still, no node is blamed; returns for how long."""
+        """Called at every tick. Returns how long the coordinator stood still; no node is blamed for that."""
         before, self._ticked_at = self._ticked_at, now
         if before is None or now - before < expected_seconds + STALL_SECONDS:
             return 0.0

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 # How long a peer that is not ready yet may be silent; before it is admitted this is all its time.
 GREETING_SECONDS = 10.0
-# A ready node that takes none of what waits for it, or sends a frame more slowly than any link would.
+# How long a ready node may read nothing of what waits for it, or send a frame more slowly than any link does.
 STUCK_SECONDS = 30.0
 SLOW_SECONDS, SLOW_BYTES_PER_SECOND = 15.0, 8 * 1024
 # Connections are looked at every two seconds; after a longer gap the coordinator itself stood still.
@@ -43,7 +43,7 @@ class Wakefulness:
 
     def awake_since(self, now: float) -> float:
         if now - self._looked_at > NAP_SECONDS:
-            # The coordinator was stopped, or busy, and heard nobody meanwhile.
+            # The coordinator was stopped or busy, so it could not hear any peer meanwhile.
             self._awake_since = now
         self._looked_at = now
         return self._awake_since
@@ -57,7 +57,7 @@ class Patience:
         self._frame: tuple[int, float, int] | None = None
 
     def complaint(self, signs: Signs, now: float, awake_since: float) -> str:
-        """Why to close the connection now, or nothing. Time before `awake_since` does not count."""
+        """Why to close the connection now, or an empty string. Time before `awake_since` does not count."""
         if not signs.is_ready and now - max(signs.heard_at, awake_since) > GREETING_SECONDS:
             return f"it said nothing for {GREETING_SECONDS:.0f} s"
         if signs.stuck_since is not None and now - max(signs.stuck_since, awake_since) > STUCK_SECONDS:
@@ -67,7 +67,7 @@ class Patience:
         return ""
 
     def _is_too_slow(self, signs: Signs, now: float, awake_since: float) -> bool:
-        """Whether one frame has been arriving for long, and hardly any of it came."""
+        """Whether one frame has been arriving for long, with hardly any progress."""
         began, received, seen = signs.frame_began, signs.bytes_received, self._frame
         if began is None:
             self._frame = None

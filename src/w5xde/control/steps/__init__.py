@@ -1,1 +1,1 @@
-"""Steps: which batches make a step, who holds them, which are in, and when a step is saved."""
+"""Steps: which batches make a step, which nodes hold them, which are answered, and when a step is saved."""

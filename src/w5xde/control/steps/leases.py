@@ -1,7 +1,7 @@
-"""Leases: who works on which batches, on which version, since when. Each is settled once.
+"""Leases: which node computes which batches, on which version, since when. Each is settled once.
 
-A lease ends when its answer is taken, when it is refused or fails, when its node is gone, or when its
-step is complete without it. There is no way back: an answer to a lease that ended is fenced.
+A lease ends when its answer is accepted or rejected, when it fails, when its node leaves, or when its step is
+complete without it. A lease that has ended stays so: an answer to it is fenced.
 Knows no sockets, tensors or clocks: callers pass `now`.
 """
 
@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from w5xde.control.steps.plan import StepPlan
 from w5xde.tree import Span
 
-# Lease numbers of one incarnation of the coordinator never meet those of another.
+# A lease id is the coordinator's incarnation, shifted by this many bits, plus a counter: ids of two
+# incarnations never collide.
 INCARNATION_SHIFT = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Batches `span` of a step, lent to one node, to be computed on `version`."""
+    """A span of a step's batches, lent to one node, which computes them on the parameters of `version`."""
 
     id: int
     node: str
@@ -31,19 +32,19 @@ class Lease:
 
     @property
     def where(self) -> str:
-        """Which batches these are, in words."""
+        """A phrase for messages that names the batches and their epoch."""
         first, last = self.step.first + self.span.start, self.step.first + self.span.stop - 1
         batches = f"batch {first}" if first == last else f"batches {first} to {last}"
         return f"{batches} of epoch {self.step.epoch + 1}"
 
     @property
     def steps(self) -> int:
-        """How many optimizer steps its answer takes part in."""
+        """The number of optimizer steps that its answer takes part in."""
         return self.span.count if self.step.apart else 1
 
     @property
     def behind(self) -> int:
-        """How many steps of its own stretch come before the last that its answer takes part in."""
+        """How many steps of its stretch come before the last one that its answer takes part in; else 0."""
         return self.span.stop - 1 if self.step.apart else 0
 
     @property
@@ -52,13 +53,13 @@ class Lease:
 
 
 class Leases:
-    """All outstanding leases."""
+    """All outstanding leases, oldest first."""
 
     def __init__(self, incarnation: int) -> None:
         self._next = (incarnation << INCARNATION_SHIFT) + 1
         self._leases: dict[int, Lease] = {}
         self._of_step: dict[int, dict[int, Lease]] = {}
-        # How many optimizer steps all of them take part in.
+        # The sum of `Lease.steps` over all of them.
         self.steps = 0
 
     def __len__(self) -> int:
@@ -85,7 +86,7 @@ class Leases:
         self._of_step.setdefault(lease.step.index, {})[lease.id] = lease
 
     def settle(self, lease: int, node: str) -> Lease | str:
-        """End an outstanding lease of this node; anything else gets the reason why not."""
+        """End a lease of this node and return it; if there is none, return the reason."""
         held = self._leases.get(lease)
         if held is None:
             return f"lease {lease} is not outstanding"
@@ -103,7 +104,7 @@ class Leases:
             del self._of_step[lease.step.index]
 
     def rewind(self, version: int) -> None:
-        """Steps after this version were undone: what was lent on them was lent on this one."""
+        """Note that later versions were rolled back: leases on them count as leases on this version."""
         for lease in [lease for lease in self if lease.version > version]:
             earlier = replace(lease, version=version)
             self._leases[lease.id] = self._of_step[lease.step.index][lease.id] = earlier

@@ -1,4 +1,4 @@
-"""A step in progress: which of its batches are free, which are in, and who gave them.
+"""An open step: which of its batches are free, which are answered, by which nodes, and where they failed.
 
 Knows no sockets, tensors or clocks.
 """
@@ -13,43 +13,48 @@ from w5xde.control.steps.leases import Lease
 from w5xde.control.steps.plan import StepPlan
 from w5xde.tree import PairwiseTree, Span, halves
 
-# A batch is set aside after so many failures, on more than half of the nodes, but never on more than so many:
-# a few that lie, or are broken, do not speak for all; and what is bad need not fail in the whole of a crowd.
+# A batch is set aside after this many failures, and only if more than half of the nodes failed on it, so that
+# a few nodes that lie or are broken cannot discard data. In a large pool five nodes are evidence enough.
 ATTEMPTS_MAX = 3
-WITNESSES_MAX = 5
+FAILING_NODES_MAX = 5
 
-# Batches `start` up to `stop` of a step, the node that gave them, and its lease.
+# Batches `start` up to `stop` of a step, the node that computed them, and its lease.
 Share = tuple[int, int, str, int]
 
 
 class OpenStep:
-    """A step in progress: which of its spans are free, which are in, and who gave them."""
+    """A step that is begun and not complete.
+
+    A span of its batches is free (to be lent), lent (the `Leases` know to which node), or covered by the
+    tree (answered, or set aside).
+    """
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
         self.tree: PairwiseTree[list[Share]] = PairwiseTree(plan.count, list.__add__)
         self.free = [Span(0, plan.count)]
         self.free_batches = plan.count
-        # Spans that failed, and on which nodes; afterwards batches are lent one by one to find the culprit.
+        # The nodes on which each span failed. After the first failure batches are lent one by one, to find
+        # the bad one.
         self.failures: dict[Span, list[str]] = {}
         self.returned: set[Span] = set()
-        # Of a stretch: the version that all that is in was computed on, or less by what comes before it.
+        # Stretch only: minimum over accepted leases of version minus offset; bounds staleness.
         self.oldest = sys.maxsize
 
     @classmethod
-    def again(cls, plan: StepPlan, empty: Iterable[Span]) -> OpenStep:
-        """The step from its beginning; what was set aside of it stays so."""
-        work = cls(plan)
-        work.free, work.free_batches = [], 0
+    def restart(cls, plan: StepPlan, empty: Iterable[Span]) -> OpenStep:
+        """Begin a step again, with every batch free except the `empty` spans, which were set aside."""
+        open_step = cls(plan)
+        open_step.free, open_step.free_batches = [], 0
         for span in empty:
-            work.tree.put(span, [])
-        work.give_back(Span(0, plan.count), ())
-        return work
+            open_step.tree.put(span, [])
+        open_step.give_back(Span(0, plan.count), ())
+        return open_step
 
-    def carve(self, node: str, want: int, members: Iterable[Member]) -> Span | None:
-        """Take an aligned span of at most `want` batches from what is free, lowest first.
+    def take_free_span(self, node: str, want: int, members: Iterable[Member]) -> Span | None:
+        """Remove the first free aligned span that this node may compute, of at most `want` batches.
 
-        Not one that failed there and is for somebody else of these `members` to try.
+        A span that failed on this node is left for those of `members` on which it failed less often.
         """
         want = 1 if self.failures else max(1, want)
         for at, candidate in enumerate(self.free):
@@ -66,13 +71,16 @@ class OpenStep:
         return None
 
     def is_for_others(self, node: str, span: Span, members: Iterable[Member], holder: str = "") -> bool:
-        """Whether the span failed here, and less often on somebody else who is there and does not hold it."""
+        """Whether the span failed on this node, and less often on another member, the `holder` excepted."""
         tried = self.failures.get(span, ())
         here = tried.count(node) if node in tried else 0
         return here > 0 and any(m.name != holder and tried.count(m.name) < here for m in members)
 
     def give_back(self, span: Span, leases: Iterable[Lease]) -> int:
-        """Free what of the span is neither in nor in other hands; returns how many batches that is."""
+        """Free the batches of the span that are neither answered nor held by one of these leases.
+
+        Returns the number of batches that were freed.
+        """
         if self.tree.covers(span) or any(lease.span.holds(span) for lease in leases):
             return 0
         if any(free.holds(span) for free in self.free):
@@ -86,31 +94,33 @@ class OpenStep:
         return span.count
 
     def failed(self, span: Span, node: str, leases: Iterable[Lease]) -> None:
-        """The span failed on a node: offer it again, batch by batch."""
+        """Note that the span failed on a node, and free its batches one by one."""
         self.failures.setdefault(span, []).append(node)
         for batch in range(span.start, span.stop):
             self.failures.setdefault(Span(batch, batch + 1), [])
             self.give_back(Span(batch, batch + 1), leases)
 
     def doubt(self, span: Span, node: str) -> None:
-        """What the node gave for the span was refused: each of its batches is for somebody else to try."""
+        """Note that we rejected the node's update for a failed span: other nodes try its batches first."""
         for batch in range(span.start, span.stop) if span.count > 1 else ():
             self.failures.setdefault(Span(batch, batch + 1), []).append(node)
 
-    def is_hopeless(self, span: Span, members: Members, leases: Iterable[Lease]) -> bool:
-        """Whether the batch has failed often enough, everywhere it could be tried, and nobody still tries."""
+    def must_set_aside(self, span: Span, members: Members, leases: Iterable[Lease]) -> bool:
+        """Whether this batch failed often enough, on enough nodes or on all, and no lease holds it now."""
         tried = self.failures.get(span, [])
-        # Of several batches one may be bad: which, is found out one by one.
+        # Perhaps only one batch of a longer span is bad: they are tried one by one first.
         if span.count > 1 or len(tried) < ATTEMPTS_MAX or self.tree.covers(span):
             return False
         if any(lease.span.holds(span) for lease in leases):
             return False
-        return len(set(tried)) >= witnesses_of(len(members)) or not self._others_may_try(span, members)
+        return len(set(tried)) >= failing_nodes_required(len(members)) or not self._others_may_try(
+            span, members
+        )
 
     def take(self, span: Span, shares: list[Share]) -> bool:
-        """What was to come for the span is here, or (no shares) never will be; returns if that was all."""
+        """Put the shares of a span into the tree, none if it is set aside; return whether all are in."""
         self.tree.put(span, shares)
-        # What this answer covers need not be lent any more.
+        # Batches that are covered now need not be lent any more.
         self.free = [free for free in self.free if not span.holds(free)]
         self.free_batches = sum(free.count for free in self.free)
         return self.tree.is_complete
@@ -120,6 +130,6 @@ class OpenStep:
         return any(member.name not in tried for member in members)
 
 
-def witnesses_of(nodes: int) -> int:
-    """On how many of so many nodes a batch must have failed before it is called bad."""
-    return min(nodes // 2 + 1, WITNESSES_MAX)
+def failing_nodes_required(nodes: int) -> int:
+    """On how many nodes a batch must fail before it is set aside, in a pool of `nodes`."""
+    return min(nodes // 2 + 1, FAILING_NODES_MAX)

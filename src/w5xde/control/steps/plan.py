@@ -117,7 +117,7 @@ class Plan:
         # Split: this life may not plan stretches.
         self._undone = deque(single for step in undone for single in step.split)
 
-    def again(self, epoch: int, batch: int, samples: int) -> None:
+    def retry_batch(self, epoch: int, batch: int, samples: int) -> None:
         """Plan a batch that was set aside as a step of its own, before anything else.
 
         Its index counts from -1 downwards: it is not one of the planned steps, and counts towards no limit.

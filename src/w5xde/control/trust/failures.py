@@ -48,22 +48,22 @@ class Failures:
 
         `norm` is that of an update that we rejected; None if the node itself could not compute it.
         """
-        work = self._mode.give_back(lease, failed=True)
+        open_step = self._mode.give_back(lease, failed=True)
         if norm is None:
             text = f"{lease.node} could not compute {lease.where}: {reason}"
         else:
             text = f"what {lease.node} gave for {lease.where} is refused: {reason}"
-            if work is not None:
-                work.doubt(lease.span, lease.node)
+            if open_step is not None:
+                open_step.doubt(lease.span, lease.node)
                 self._norm_check.reject(lease, norm)
         effects: list[ev.Effect] = [
             ev.Reject(lease.node, lease.id, reason),
             ev.Note("failed" if norm is None else "doubt", text, {"node": lease.node}),
         ]
         others = self._leases.of_step(lease.step.index)
-        is_hopeless = work is not None and work.is_hopeless(lease.span, self._members, others)
+        must_set_aside = open_step is not None and open_step.must_set_aside(lease.span, self._members, others)
         is_doubted = self._norm_check.needs_second_node(lease, is_alone=len(self._members) == 1)
-        return effects, work if is_hopeless and not is_doubted else None
+        return effects, open_step if must_set_aside and not is_doubted else None
 
     def is_broken(self, member: Member) -> str:
         """Count a failed lease of the node; return why the node must be evicted, or an empty string."""
@@ -72,14 +72,14 @@ class Failures:
             return f"{member.failures_in_a_row} leases in a row failed there"
         return ""
 
-    def set_aside(self, work: OpenStep, lease: Lease, reason: str) -> list[ev.Effect]:
+    def set_aside(self, open_step: OpenStep, lease: Lease, reason: str) -> list[ev.Effect]:
         """Continue without a batch that no node can compute."""
         step, where = lease.step, lease.where
         self._aside_in_a_row += 1
         if self._aside_in_a_row >= ASIDE_IN_A_ROW_MAX:
             what = f"{where} fails wherever it is tried, like {ASIDE_IN_A_ROW_MAX - 1} before it"
             return [ev.Finish("", error=f"{what}: {reason}")]
-        tried = work.failures[lease.span]
+        tried = open_step.failures[lease.span]
         nodes = sorted(set(tried))
         self._tally.accounts.aside += [
             Aside(step.epoch, step.first + i, step.sizes[i], reason, tuple(nodes))

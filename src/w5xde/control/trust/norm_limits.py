@@ -185,7 +185,7 @@ class NormCheck:
     def complete(self, step: int, shares: list[Share]) -> Iterator[tuple[RejectedUpdate, int]]:
         """Forget a step that is complete; yield faults: rejected updates whose batches are all good.
 
-        Each comes with the number of faults of its node so far.
+        With each fault: the number of faults of its node so far.
         """
         doubted = self.doubted_steps.pop(step, _DoubtedStep())
         for update in doubted.rejected:
@@ -208,9 +208,9 @@ def _is_at_fault(update: RejectedUpdate, doubted: _DoubtedStep, shares: list[Sha
         return False
     covered = sum(min(stop, span.stop) - max(start, span.start) for start, stop, _, _ in inside)
     if covered < span.count:
-        return False  # some of it was set aside: it was the data
+        return False  # some of its batches were set aside: the data was at fault
     if update.norm == math.inf:
         return True
-    # No mean is larger than the largest of its parts. An unknown part blames nobody.
+    # No mean is larger than the largest of its parts. If one is unknown, no node is blamed.
     norms = [doubted.accepted.get(Span(start, stop), math.inf) for start, stop, _, _ in inside]
     return update.norm > AGREE_FACTOR * max(norms, default=math.inf)

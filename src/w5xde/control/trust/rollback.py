@@ -1,4 +1,4 @@
-"""Rollback: begins steps again that could not be applied, or in which a cheating node had a part.
+"""Rollback: opens steps again that could not be applied, or that used an update of a cheating node.
 
 Only decides: knows no tensors, no sockets and no clock.
 """
@@ -33,7 +33,7 @@ class Rollback:
         return [ev.Cancel(node, leases) for node, leases in cancelled.items()]
 
     def undo(self, event: ev.Undone) -> list[ev.Effect]:
-        """The learner is as before the step: open it again, and all decided after it.
+        """The learner rolled this step back: open it again, and all steps that were decided after it.
 
         Returns nothing if that was done before.
         """
@@ -48,7 +48,7 @@ class Rollback:
         ]
 
     def convict(self, event: ev.Verified, lease: Lease | str, reason: str, version: int) -> list[ev.Effect]:
-        """The node cheats, or is broken: drop everything of it that is not applied yet."""
+        """Drop all updates of a node that cheats, or is broken, if they are not applied yet."""
         if isinstance(lease, Lease):
             self._mode.give_back(lease)
         node, applied = event.node, self._verification.applied_of(event.node)
@@ -57,15 +57,15 @@ class Rollback:
             ev.Note("cheat", text, {"node": node, "applied": applied, "lease": event.lease}),
             ev.Reject(node, event.lease, reason, fenced=isinstance(lease, str)),
         ]
-        for work in self._mode.open_works:
-            if any(share[2] == node for _, shares in work.tree for share in shares):
-                effects += [*self.cancel_leases(work.plan.index), self.reopen(work.plan, version)]
+        for open_step in self._mode.open_steps:
+            if any(share[2] == node for _, shares in open_step.tree for share in shares):
+                effects += [*self.cancel_leases(open_step.plan.index), self.reopen(open_step.plan, version)]
         return effects
 
     def reopen(self, plan: StepPlan, version: int) -> ev.Effect:
         """Begin a step again. Batches that were set aside stay so."""
         aside = {(each.epoch, each.batch) for each in self._tally.accounts.aside}
         empty = [Span(i, i + 1) for i, key in enumerate(plan.keys) if key in aside]
-        work = OpenStep.again(plan, empty)
-        self._mode.reopen(work)
+        open_step = OpenStep.restart(plan, empty)
+        self._mode.reopen(open_step)
         return ev.Reopen(plan, version, empty)

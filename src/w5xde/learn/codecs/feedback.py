@@ -1,8 +1,7 @@
 """Error feedback: adds the rounding error of one int8 update to the next update.
 
 For int8 only. bf16 and fp16 are off by 2^-8 and 2^-11 of a value, far below the noise of a gradient, so
-keeping their errors would cost more passes over memory than it is worth. Knows nothing of who receives the
-updates.
+keeping their errors would cost more passes over memory than it is worth. Knows no receivers.
 """
 
 from __future__ import annotations

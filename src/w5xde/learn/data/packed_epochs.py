@@ -2,7 +2,7 @@
 
 To read and pack a batch of a small `TensorDataset` takes longer than a small model needs to compute it. Here
 the samples are copied into the epoch's order at once, so that a batch is a slice of each tensor's bytes. The
-bytes are those that `Packer` gives. Knows nothing of who asks for batches, or when.
+bytes are those that `Packer` gives. Does not know when batches are asked for.
 """
 
 from __future__ import annotations

@@ -374,7 +374,7 @@ class FlatModel:
         return self.state[: self.byte_count(whole=whole)].to("cpu", copy=True).numpy().data
 
     def move(self) -> None:
-        """Continue with a copy of the state, and leave the old memory to those who still read it."""
+        """Continue with a copy of the state, and leave the old memory to its readers."""
         self.state = self.state.clone()
         self._bind()
 

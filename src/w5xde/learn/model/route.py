@@ -36,5 +36,5 @@ class VectorRoute:
 
 
 def is_large(byte_count: int) -> bool:
-    """Whether this much memory is worth a thought: a vector, or the body of a frame with several."""
+    """Whether a vector, or the body of a frame with several, has so many bytes that copying it is costly."""
     return byte_count >= LARGE_BYTES_MIN

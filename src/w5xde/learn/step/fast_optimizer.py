@@ -34,7 +34,7 @@ def step(optimizer: Optimizer) -> None:
     if is_torchs(optimizer) and not has_own_step(optimizer) and not compiler_is_loaded():
         step_uncompiled(optimizer)
         return
-    # As a training loop would call it: an optimizer of somebody else may compute gradients of its own.
+    # With gradients enabled, as in a training loop: an optimizer that is not torch's may compute some.
     with torch.enable_grad():
         optimizer.step()
 
@@ -77,7 +77,7 @@ class Stepper:
         return False
 
     def is_known(self) -> bool:
-        """Whether `step_with` may be called: nobody has changed the optimizer or moved a parameter since."""
+        """Whether `step_with` may be called: no code changed the optimizer or moved a parameter since."""
         optimizer, groups = self._optimizer, self._groups
         if groups is None or len(groups) != len(optimizer.param_groups) or has_own_step(optimizer):
             return False
@@ -135,7 +135,8 @@ class Stepper:
                 state = [optimizer.state[each] for each in parameters]
                 if len({each["step"].item() for each in state}) != 1:
                     return None
-                # All have made as many steps, so one counter serves them all; counting is a call for each.
+                # All have made the same number of steps, so one counter serves them all and is advanced by
+                # one call.
                 for each in state:
                     each["step"] = state[0]["step"]
                 rows["steps"] = [each["step"] for each in state]

@@ -16,7 +16,7 @@ SPARE_MIN = 4
 SPARE_BYTES_MAX = 4 * 1024 * 1024
 # Blocks whose rows are being sent: a node has little work in hand at a time.
 BLOCKS_MAX = 8
-# Batches of one group, whose vectors share a block: as many as often come together.
+# Batches of one group, whose vectors share a block: as many as a node often computes together.
 BLOCK_ROWS = 16
 
 
@@ -56,7 +56,7 @@ class GradientVectors:
         return vector.parts[len(self._members) :]
 
     def recycle(self, vector: Vector) -> None:
-        """Take back a vector that nobody reads any more."""
+        """Take back a vector that is no longer read."""
         if isinstance(vector, Row):
             vector.block.take_back(vector)
         elif len(self._spare) < self._spare_max:

@@ -1,8 +1,8 @@
-"""A node's credentials: what a node got when it first joined, and comes back with.
+"""A node's credentials: a node gets one when it first joins, and rejoins with it.
 
     STATE/nodes/POOL/00.json, 01.json …     one for each node of this machine in that pool
 
-So a node can come back after its ticket expired, and the coordinator can ban one node alone.
+So a node can rejoin after its ticket has expired, and the coordinator can ban a single node.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PLACES_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What admits one node without a ticket."""
+    """An id and a secret that admit one node without a ticket."""
 
     node_id: bytes
     secret: Secret

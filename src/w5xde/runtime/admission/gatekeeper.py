@@ -47,7 +47,7 @@ class Admission:
 
     # Empty for local nodes, and for those that only look.
     node_id: bytes = b""
-    # Given to a node that came with a ticket, to come back with.
+    # For a node that joined with a ticket: its credential, with which it can rejoin.
     credential: bytes = b""
     ticket_id: bytes = b""
     # The name that the register has for it; empty if it is not in the register.
@@ -56,7 +56,7 @@ class Admission:
 
 
 class Gatekeeper:
-    """Opens and guards the way into one run."""
+    """Encrypts the connections of one run, issues its tickets, and admits its nodes."""
 
     def __init__(self, folder: Path, run_id: str, settings: Settings) -> None:
         self._folder = folder
@@ -197,7 +197,7 @@ class Gatekeeper:
 
     def ban(self, node_id: bytes, reason: str) -> asyncio.Future[TicketRow | None]:
         """Ban a node; the result is its ticket, if that is revoked too."""
-        # One thread keeps the order: a node that comes back after this call is looked up after the ban.
+        # One thread keeps the order: if the node reconnects after this call, it is looked up after the ban.
         banning = self._thread.submit(self._register.ban_node, node_id, reason, time.time())
         self._bans = [banning, *(each for each in self._bans if not each.done())]
         return asyncio.wrap_future(banning)

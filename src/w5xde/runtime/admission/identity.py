@@ -42,7 +42,7 @@ class RunIdentity:
 
     @classmethod
     def load_or_create(cls, run_id: str, state: Path | None = None, *, anew: bool = False) -> RunIdentity:
-        """Load the identity of a run, or make it if there is none; `anew`: replace it.
+        """Load the identity of a run, or make one if there is none; `anew`: make a new one in any case.
 
         Raises StorageError if it cannot be read: a new one would make all tickets invalid.
         """

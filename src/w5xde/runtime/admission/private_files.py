@@ -4,7 +4,7 @@
       runs/       a coordinator's keys        nodes/   a node's credentials
 
 A key that others could read is no secret any more. So wrong permissions are an error and are never repaired
-in silence: somebody may have read the file already. Knows no keys and no formats.
+in silence: another user may have read the file already. Knows no keys and no formats.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ USES = 100
 TICKETS_MAX = 1_000
 NODES_MAX = 20_000
 TEXT_CHARACTERS_MAX = 200
-# A ticket that brought so many nodes that were banned is in the wrong hands.
+# A ticket is revoked when this many nodes that joined with it are banned: it is in the wrong hands.
 BANNED_MAX = 3
 # Compared with the secret for an unknown id, so that it takes as long as a wrong secret; nothing has this
 # hash.
@@ -197,7 +197,7 @@ class TicketRegister:
         return self._change(change)
 
     def unban(self, node: str) -> RegisteredNode:
-        """Let one node come back, given by its id or its name; returns it as it was before."""
+        """Lift the ban of one node, given by its id or its name; returns its row from before."""
 
         def change(rows: RegisterRows) -> tuple[RegisterRows, RegisteredNode]:
             found = self._find_node(rows, node)
@@ -284,7 +284,7 @@ class TicketRegister:
         return _check_ticket(self._rows, ticket_id, secret, now, address)
 
     def admit_node(self, node_id: bytes, secret: bytes) -> RegisteredNode:
-        """Admit a node that comes back with its credential. Raises Refused otherwise."""
+        """Admit a node that rejoins with its credential. Raises Refused otherwise."""
         self.refresh()
         row = self._rows.nodes.get(node_id.hex())
         if not _is_right(secret, row.sha256 if row else None) or row is None:

@@ -42,7 +42,7 @@ class TicketRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RegisteredNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node that came with a ticket, and may come back with the credential that it got."""
+    """A node that joined with a ticket, and may rejoin with the credential that it got."""
 
     id: Id
     sha256: Digest
@@ -52,7 +52,7 @@ class RegisteredNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     joined_at: float
     # Where it first came from, as `control/pool/connection_limits.py` groups addresses; empty: unknown.
     address: str = ""
-    # Why it may not come back; None: it may.
+    # Why it is banned; None if it is not.
     banned: str | None = None
 
 
@@ -81,7 +81,7 @@ class RegisterRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, nodes={**self.nodes, **{node.id: node for node in nodes}})
 
     def with_ban(self, nodes: Iterable[RegisteredNode], reason: str | None) -> RegisterRows:
-        """These nodes may not come back, for this reason; None: they may again."""
+        """The rows with a ban of these nodes for this reason; None lifts their bans."""
         return self.with_nodes(msgspec.structs.replace(node, banned=reason) for node in nodes)
 
     def encode(self) -> bytes:

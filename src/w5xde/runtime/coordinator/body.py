@@ -1,6 +1,6 @@
 """The coordinator: fills the ports of the update pipeline with sockets, threads and tensors, and runs it.
 
-Starts and ends a run, ticks, evaluates, and tells views and callbacks. Decides nothing: the core does.
+Starts and ends a run, ticks, evaluates, and reports to views and callbacks. Decides nothing: the core does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from w5xde.control.pool.members import BEAT_SECONDS
 from w5xde.errors import TrainingError
 from w5xde.learn.job.coordinator_setup import Prepared
 from w5xde.learn.model.device import use_threads
-from w5xde.runtime.coordinator import setup as begin
+from w5xde.runtime.coordinator import setup
 from w5xde.runtime.coordinator.ending import HURRIED_PARTING_SECONDS, STOP_NOW_SECONDS, Ending
 from w5xde.runtime.coordinator.evaluator import Evaluator
 from w5xde.runtime.coordinator.loader import Loader
@@ -43,80 +43,84 @@ from w5xde.runtime.telemetry.meters import Meters
 from w5xde.runtime.telemetry.sampler import Sampler
 from w5xde.runtime.telemetry.status import RunStatus
 
+# How often a row of metrics is written: a long run's file stays small enough to plot.
 METRICS_SECONDS = 1.0
+# More than any view shows at a time.
 EVENTS_KEPT = 200
 
 
 class Coordinator:
-    """One run, from the first connection to the last."""
+    """The coordinator of one run, in one process: one life of it, if the run is resumed."""
 
     def __init__(
         self,
         prepared: Prepared,
         settings: Settings,
-        recorder: RunFolder,
-        keeper: Journal,
+        run_folder: RunFolder,
+        journal: Journal,
         restored: Restored | None = None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
         self._settings = settings
         self._prepared = prepared
         self._learner = prepared.learner
-        self._recorder = recorder
-        self._audience = CallbackRunner(callbacks, lambda text: self._say("callback failed", text))
-        self._keeper = keeper
+        self._run_folder = run_folder
+        self._callbacks = CallbackRunner(callbacks, lambda text: self._log("callback failed", text))
+        self._journal = journal
         self._restored = restored
         cut = restored.cut if restored is not None else None
-        self._core = begin.build_core(prepared, settings, keeper.life, cut)
+        self._core = setup.build_core(prepared, settings, journal.life, cut)
         self._view = self._core.view
-        self._loader = Loader(prepared.source, settings, begin.start_of(self._view.plan))
-        self._reader = begin.build_reader(self._learner, settings)
-        self._peers = begin.open_reception(self, prepared, settings, recorder, keeper.life, self._reader)
-        self.entry = self._peers.entry
+        self._loader = Loader(prepared.source, settings, setup.reading_start(self._view.plan))
+        self._reader = setup.build_reader(self._learner, settings)
+        self._peers = setup.build_peers(self, prepared, settings, run_folder, journal.life, self._reader)
+        self.gatekeeper = self._peers.gatekeeper
         self._parameters = sum(tensor.numel() for tensor in self._learner.flat.module.parameters())
-        recorder.watch(self._storage_note)
+        run_folder.watch(self._storage_note)
         self.meters = Meters()
         if restored is not None:
             self.meters.resume(restored)
-        # The newest events, for views: (the loop's time, kind, sentence).
+        # The newest events, for views: (monotonic time, kind, sentence).
         self.recent_events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS_KEPT)
         self.address = ""
         self._finish: ev.Finish | None = None
         self._seconds = 0.0
-        # What --json prints; empty until the run is over.
+        # The facts that --json prints; empty until the run is over.
         self.summary: dict[str, Any] = {}
 
     # --- life -------------------------------------------------------------------------------------
 
     async def run(self, opened: Callable[[str, int], None]) -> None:
-        """Listen, train and end; cancelled, stop now. `opened(host, port)` is called once nodes may join."""
+        """Listen, train and save; if cancelled, stop at once. `opened(host, port)`: nodes may join now."""
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
-        self._loop.set_exception_handler(self._our_bug)
+        self._loop.set_exception_handler(self._on_unexpected_error)
         self._assemble()
         self._next_beat = self._next_row = self._loop.time()
-        # Nobody who dials now is heard before we wait for something again.
-        before = self._recorder.facts.get("port")
-        listener = await begin.listen_again(self._peers, self._settings, before, self._storage_note)
+        # Connections are served at the first `await` after `listen`: by then the ledger is open.
+        before = self._run_folder.facts.get("port")
+        listener = await setup.listen(self._peers, self._settings, before, self._storage_note)
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
         try:
             host, port = listener.address
-            begin.open_ledger(self._keeper, self._recorder, self._settings, self._core, self._restored)
+            setup.open_ledger(self._journal, self._run_folder, self._settings, self._core, self._restored)
             # After the ledger: a life in the manifest that the ledger does not know proves a loss.
-            self._recorder.manifest({"port": port, "life": self._keeper.life})
-            for kind, text in begin.words_of(self._prepared, self._restored, self._core, self._keeper.life):
-                self._say(kind, text)
+            self._run_folder.manifest({"port": port, "life": self._journal.life})
+            for kind, text in setup.opening_notes(
+                self._prepared, self._restored, self._core, self._journal.life
+            ):
+                self._log(kind, text)
             self.address = f"{host}:{port}"
             self._loader.start(
                 read_seconds=self._prepared.read_seconds,
                 discovered=lambda epoch, samples: self.dispatch(ev.Discovered(epoch, samples)),
                 failed=self._broke,
             )
-            self._audience.tell(lambda callback: callback.on_start(self.status()))
+            self._callbacks.tell(lambda callback: callback.on_start(self.status()))
             opened(host, port)
             await self._over.wait()
-            await self._actor.drain()  # what was decided before the end is still applied
-            await self._part(listener, PARTING_SECONDS)
+            await self._actor.drain()  # steps that were decided before the end are still applied
+            await self._close_connections(listener, PARTING_SECONDS)
             await self._conclude()
         except BaseException:
             await self._stop_now(listener)
@@ -127,7 +131,7 @@ class Coordinator:
             raise TrainingError.because(self._error, self.summary)
 
     def _assemble(self) -> None:
-        """Fill the ports, and everything around the pipeline."""
+        """Build the pipeline with its ports, and the threads and meters around it."""
         self._actor = Actor(
             "w5xde-learner",
             self.learner_broke,
@@ -151,14 +155,14 @@ class Coordinator:
             verifier=self._recheck,
         )
         budget_bytes = available_bytes() * ARRIVING_PART
-        self._pipeline = Pipeline(self._core, self._keeper, ports, self.meters, self, budget_bytes)
-        self._writer = Actor("w5xde-keeper", self._broke, inline=False)
+        self._pipeline = Pipeline(self._core, self._journal, ports, self.meters, self, budget_bytes)
+        self._writer = Actor("w5xde-writer", self._broke, inline=False)
         self._sampler = Sampler(self.meters, self._peers.traffic, self._writer, lambda: self._view.progress)
         self._ending = Ending(
-            self._learner, self._keeper, self._recorder, self._writer, self._settings, self._storage_note
+            self._learner, self._journal, self._run_folder, self._writer, self._settings, self._storage_note
         )
-        self._evaluator = Evaluator(self._prepared, self.meters, self._say, self._evaluated)
-        self._keeper.start(self._actor, self._writer, self.dispatch, self._storage_note)
+        self._evaluator = Evaluator(self._prepared, self.meters, self._log, self._evaluated)
+        self._journal.start(self._actor, self._writer, self.dispatch, self._storage_note)
 
     def dispatch(self, event: ev.Event) -> None:
         self._pipeline.dispatch(event)
@@ -169,8 +173,8 @@ class Coordinator:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    async def _part(self, listener: Listener, seconds: float) -> None:
-        """Lend nothing more, and say goodbye to the nodes, who get this long to hang up."""
+    async def _close_connections(self, listener: Listener, seconds: float) -> None:
+        """Accept no more nodes, and close all connections; nodes get this long to close their side first."""
         listener.stop_accepting()
         self._ticker.cancel()
         self._seconds = self.seconds()
@@ -179,9 +183,9 @@ class Coordinator:
         listener.close()
 
     async def _conclude(self) -> None:
-        """Save the newest good weights, evaluate them, and sum up."""
+        """Save the newest good weights, evaluate them, and write the summary."""
         self._evaluator.forget()
-        # Saved first: whatever the evaluation does, what was learned is kept.
+        # Saved first, so that an evaluation that fails cannot lose the weights.
         cut = self._view.cut(self._loop.time())
         saved = await self._ending.save(cut, self.meters)
         if saved.is_durable:
@@ -191,13 +195,13 @@ class Coordinator:
         status = self.status()
         self.summary = self.meters.summary(status, self._view.accounts.aside) | saved.facts()
         await self._ending.close(status.row(), self.reason, self._error, self.summary)
-        self._audience.tell(lambda callback: callback.on_end(status, self.summary))
+        self._callbacks.tell(lambda callback: callback.on_end(status, self.summary))
 
     async def _stop_now(self, listener: Listener) -> None:
-        """Save nothing more, and leave what is on the disk as it is."""
+        """Stop without saving: the files stay as they are."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_NOW_SECONDS):
-                await self._part(listener, HURRIED_PARTING_SECONDS)
+                await self._close_connections(listener, HURRIED_PARTING_SECONDS)
                 if self.address:
                     await self._ending.abandon(self._actor, self.reason, self._error)
 
@@ -205,16 +209,16 @@ class Coordinator:
         for owner in (self._loader, self._actor, self._recheck, self._evaluator):
             owner.stop()
         if self.address:
-            # Behind whatever is still being written: until then nobody else may have the run.
-            self._writer.call(self._recorder.close)
+            # After all that is still being written: closing unlocks the run for another process.
+            self._writer.call(self._run_folder.close)
         self._writer.stop(cancels=False)
 
     def stop(self, reason: str) -> None:
-        """Finish politely."""
+        """End the run in order, as the first Ctrl-C does."""
         self.dispatch(ev.Stop(reason))
 
     def give_up(self, reason: str) -> None:
-        """Training cannot go on."""
+        """End the run with an error."""
         self.dispatch(ev.Broke(reason))
 
     @property
@@ -244,13 +248,13 @@ class Coordinator:
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
             self._peers.beat()
-            self._peers.hurry(now)
-        self._keeper.tick(now)
+            self._peers.close_slow_peers(now)
+        self._journal.tick(now)
         self._sampler.count(now)
         self._sampler.weigh(now)
         if now >= self._next_row and self._view.has_started:
             self._next_row = now + METRICS_SECONDS
-            self._recorder.metrics(self.status().row())
+            self._run_folder.metrics(self.status().row())
 
     # --- peers ------------------------------------------------------------------------------------
 
@@ -259,15 +263,15 @@ class Coordinator:
         meter.device, meter.state = peer.device, "working"
         slots = peer.cores // self._settings.threads
         self.dispatch(ev.Joined(peer.name, peer.machine, slots, peer.guess_seconds))
-        self._audience.tell(lambda callback: callback.on_node_join(self.status(), peer.name))
+        self._callbacks.tell(lambda callback: callback.on_node_join(self.status(), peer.name))
 
     def left(self, peer: Peer, reason: str) -> None:
         self.meters.node(peer.name).state = "gone"
         self.dispatch(ev.Left(peer.name, reason))
-        self._audience.tell(lambda callback: callback.on_node_leave(self.status(), peer.name, reason))
+        self._callbacks.tell(lambda callback: callback.on_node_leave(self.status(), peer.name, reason))
 
     def close(self, effect: ev.Close) -> None:
-        # A node that was only silent is not told to go: it may wake up, and will come back.
+        # A silent node is not told to leave: it may wake up, and then reconnects.
         peer = self._peers.get(effect.node)
         if peer is not None:
             self._peers.evict(peer, effect.reason, abruptly=not effect.for_good)
@@ -278,43 +282,43 @@ class Coordinator:
     # --- steps ------------------------------------------------------------------------------------
 
     def stepped(self, applied: list[Applied]) -> None:
-        self._audience.steps([(each.step.version, each.losses) for each in applied], self.status)
+        self._callbacks.steps([(each.step.version, each.losses) for each in applied], self.status)
 
     def evaluate(self, effect: ev.Evaluate) -> None:
         self._evaluator.measure(self._actor)
 
     def _evaluated(self, found: dict[str, float]) -> None:
-        self._audience.tell(lambda callback: callback.on_evaluate(self.status(), found))
+        self._callbacks.tell(lambda callback: callback.on_evaluate(self.status(), found))
 
-    def _our_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An exception nobody expected: stop loudly rather than train on with who knows what."""
+    def _on_unexpected_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """End the run after an exception that nothing handled: its state may be wrong."""
         if self.is_over:
             return
         loop.default_exception_handler(context)
         self._broke(context.get("exception") or RuntimeError(context["message"]))
 
     def learner_broke(self, error: BaseException) -> None:
-        reason = f"{begin.words_for(error)}; {self._keeper.store.last_good}"
-        # Decided before the end, applied after it: the run did not end in order after all.
+        reason = f"{setup.describe_failure(error)}; {self._journal.store.last_good}"
+        # A step that was decided before the end failed after it: so the run did not end in order.
         if self._finish is not None and not self._finish.error:
             self._finish = ev.Finish("", reason)
         self.dispatch(ev.Broke(reason))
 
     def _broke(self, error: BaseException) -> None:
-        self.dispatch(ev.Broke(begin.words_for(error)))
+        self.dispatch(ev.Broke(setup.describe_failure(error)))
 
-    # --- telling ----------------------------------------------------------------------------------
+    # --- notes and status -------------------------------------------------------------------------
 
     def note(self, effect: ev.Note) -> None:
         self.recent_events.append((time.monotonic(), effect.kind, effect.text))
 
-    def _say(self, kind: str, text: str, **facts: Any) -> None:
-        """A note of our own: the core's are in the ledger already."""
+    def _log(self, kind: str, text: str, **facts: Any) -> None:
+        """Show a note that is not from the core, and write it to the ledger."""
         self.note(ev.Note(kind, text))
-        self._keeper.record({"kind": kind, "text": text, **facts})
+        self._journal.record({"kind": kind, "text": text, **facts})
 
     def _storage_note(self, text: str) -> None:
-        self._say("storage", text)
+        self._log("storage", text)
 
     def finish(self, effect: ev.Finish) -> None:
         self._finish = effect
@@ -322,15 +326,15 @@ class Coordinator:
         self.note(ev.Note("finished", f"training ended: {effect.error or effect.reason}"))
 
     def seconds(self) -> float:
-        """How long training has gone on, since the first batch was lent, in all lives."""
+        """How long the run has trained in all its lives, each from its first lease."""
         return self._seconds or self._view.seconds(self._loop.time())
 
     def say(self, kind: str, text: str, node: str) -> None:
-        self._say(kind, text, node=node)
+        self._log(kind, text, node=node)
 
     def status(self) -> RunStatus:
         return self.meters.status(
-            run=self._recorder.name,
+            run=self._run_folder.name,
             address=self.address,
             parameters=self._parameters,
             settings=self._settings,

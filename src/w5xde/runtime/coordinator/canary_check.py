@@ -1,7 +1,7 @@
-"""Canary check: what a node must show between its welcome and its first lease, or why it is refused.
+"""Canary check: what a node must prove between its welcome and its first lease.
 
-Until it has passed, a node is no member: no work waits for it, and the core has not heard of it. What it
-says about its own device never exempts it from a check.
+Until it has passed, a node is not a member: no step waits for it, and the core does not know it. The device
+that a node claims to have never exempts it from a check.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from w5xde.runtime.telemetry.meters import sane_seconds
 # reconnects by itself and continues.
 CHECK_SECONDS_MIN = 600.0
 CHECK_FACTOR = 1000.0
-# A node that claims to be faster or slower than the coordinator is believed up to this factor.
+# A node's claim to be faster or slower than the coordinator counts up to this factor.
 GUESS_FACTOR_MAX = 64.0
 # Bytes a second at which a model and its first gradient may travel to and from new memory, and the most
 # seconds assumed for that. Without this time a first batch would seem late, and be lent twice.

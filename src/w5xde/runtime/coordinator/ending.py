@@ -1,10 +1,10 @@
-"""How a run ends: which weights are kept, what is saved, and what is said.
+"""How a run ends: which weights are kept, what is saved, and what the user is told.
 
     in order              the learner's weights, as model.safetensors and as a last checkpoint
     the learner broke     the weights of the newest whole checkpoint; without one no model is written
     interrupted twice     nothing more is saved: what is on the disk stays as it is
 
-Everything is written by the thread that wrote checkpoints before, so that nothing is written twice at a time.
+The thread that writes checkpoints writes everything, so that no two writes happen at the same time.
 Knows no sockets, and does not decide when a run is over.
 """
 

@@ -1,4 +1,4 @@
-"""Local nodes of a run: performs what `control/pool/local_nodes.py` decides, and decides nothing itself."""
+"""Local nodes of a run: starts and watches them as `control/pool/local_nodes.py` decides."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from w5xde.runtime.coordinator.body import Coordinator
 from w5xde.runtime.node.exit_status import describe_status
 from w5xde.runtime.node.fork_server import ForkServer
 
+# How soon a node that ended is started again.
 TICK_SECONDS = 0.1
 
 
@@ -23,9 +24,9 @@ class LocalNodes:
         self._server = server
         self._coordinator = coordinator
         self._core = LocalNodesCore([local_name(i + 1) for i in range(count)])
-        # A coordinator that listens on every address is reached at this machine's own.
+        # If the coordinator listens on every address, its local nodes connect to the loopback address.
         own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        self._ticket = coordinator.entry.local_ticket(own, port)
+        self._ticket = coordinator.gatekeeper.local_ticket(own, port)
         self._loop = asyncio.get_running_loop()
 
     def start(self) -> None:

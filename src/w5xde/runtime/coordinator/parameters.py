@@ -1,4 +1,7 @@
-"""Parameters: encodes the newest version for nodes, once for all nodes that use the same codec."""
+"""Parameters: encodes the newest version for nodes, once for all nodes that use the same codec.
+
+Knows no leases and no connections, and does not decide when parameters are sent.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from w5xde.runtime.pipeline.ports import Snapshot
 
 
 class ParameterEncoder:
-    """Encodes versions; used only where the learner lives."""
+    """Encodes the learner's newest version. Called only where the learner may be used, on its thread."""
 
     def __init__(self, learner: Learner, setting: str, clock: Callable[[], float]) -> None:
         self._learner = learner
@@ -23,12 +26,12 @@ class ParameterEncoder:
         self._clock = clock
         self._blueprint = learner.flat.blueprint
         self._is_plain = is_never_encoded(setting, self._blueprint.moving_bytes)
-        # What a node gets first, before anything is known of its link.
+        # The codec of a node's first parameters, before the speed of its link is measured.
         self._whole = parse(NONE if setting in (AUTO, AUTO_LOSSY) else setting)
         self._made: dict[tuple[bool, str], Snapshot] = {}
 
     def get(self, peer: Peer, *, whole: bool) -> Snapshot:
-        """The newest version, as it suits this peer."""
+        """The newest version, encoded for this peer's link; `whole`: with the parts that never change."""
         if self._is_plain:
             return self._raw(whole=whole)
         pipeline = self._whole if whole else self._pipeline(peer)
@@ -47,7 +50,7 @@ class ParameterEncoder:
         return made
 
     def whole_copy(self) -> memoryview:
-        """Every parameter and buffer of the newest version, as bytes that stay as they are."""
+        """Every parameter and buffer of the newest version, as bytes that do not change."""
         return self._learner.snapshot(whole=True)
 
     def _raw(self, *, whole: bool) -> Snapshot:

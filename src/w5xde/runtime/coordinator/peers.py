@@ -1,7 +1,8 @@
-"""Peers: all connections of a run, from their greeting to their end.
+"""Peers: all connections of a run, from the greeting of a node to the close.
 
-Everything up to `Ready` happens here; afterwards the pipeline receives a peer's updates. Before a node has
-proved its identity, only its greeting is read, and only a refusal is sent.
+Everything up to `Ready` happens here; afterwards the pipeline receives the peer's updates. Before a node has
+proved its identity, only its greeting is read, and only a refusal is sent. Lends nothing, and knows no
+tensors.
 """
 
 from __future__ import annotations
@@ -42,24 +43,27 @@ from w5xde.runtime.pipeline.peer import Peer
 from w5xde.runtime.pipeline.updates import Updates
 from w5xde.runtime.telemetry.traffic import Traffic
 
-# What a node that works may say without any answers; the longest is a goodbye.
+# The longest description of a message from a node that has joined, without answers: a goodbye is the longest.
 WORDS_BYTES_MAX = 4096
-# What an answer says at most: a failure's text of 2,000 characters, and each entry that has no gradient.
+# The most that an answer adds to it: the text of a failure (2,000 characters), and the index of each entry
+# that has no gradient.
 ANSWER_BYTES_MAX, ABSENT_BYTES_MAX = 9 * 1024, 5
+# How long nodes get at the end of a run to read their goodbye and close the connection.
 PARTING_SECONDS = 5.0
-# An aborted connection is gone after a turn of the loop; an accepted one has opened after three.
+# An aborted connection is lost after one turn of the event loop, for which this is plenty; an accepted one
+# has opened after three turns.
 ABORTING_SECONDS = 1.0
 ACCEPTING_ROUNDS = 3
 
 
 def update_limits(vectors: int, layout: Layout, vector_bytes_max: int) -> Limits:
-    """How large an answer of so many vectors may be."""
+    """How large an update with this many vectors may be."""
     answer_bytes_max = ANSWER_BYTES_MAX + ABSENT_BYTES_MAX * len(layout.entries)
     return Limits(WORDS_BYTES_MAX + answer_bytes_max * vectors, vector_bytes_max * vectors)
 
 
 class Host(Protocol):
-    """The coordinator, as far as its peers need it."""
+    """The part of the coordinator that its peers use."""
 
     @property
     def updates(self) -> Updates: ...
@@ -78,32 +82,32 @@ class Peers:
         welcome: Welcome,
         vector_bytes_max: int,
         configure: Callable[[Any], None],
-        entry: Gatekeeper,
-        proving: CanaryCheck,
+        gatekeeper: Gatekeeper,
+        canary_check: CanaryCheck,
     ) -> None:
-        self.entry = entry
+        self.gatekeeper = gatekeeper
         self.connection_limits = ConnectionLimits()
         self._host = host
-        # What everybody is greeted with, but for its name and what is for it alone.
+        # The welcome of every node, without the fields that differ from node to node.
         self._greeting = welcome
-        self._proving = proving
+        self._canary_check = canary_check
         self._vector_bytes_max = vector_bytes_max
         self._configure = configure
         self._peers: dict[str, Peer] = {}
         self._unnamed: set[Peer] = set()
-        self.traffic = Traffic(self._everybody)
+        self.traffic = Traffic(self._all_connections)
         self._is_closing = False
         self._wakefulness = Wakefulness()
-        # When each ready peer was last heard, since these were last taken.
+        # When each ready peer was last heard; only those heard since the last `take_heard`.
         self._heard_at: dict[str, float] = {}
-        self._open = 0
+        self._open_count = 0
         self._all_gone = asyncio.Event()
         self._bans = Bans(
-            entry,
+            gatekeeper,
             lambda: [peer.node_id for peer in self if peer.node_id],
             self._evict_node,
             lambda kind, text: host.say(kind, text, ""),
-            lambda error: self.turned_away("the register", error.code, error.what),
+            lambda error: self.log_refusal("the register", error.code, error.what),
         )
 
     def get(self, name: str) -> Peer | None:
@@ -115,52 +119,55 @@ class Peers:
     def __len__(self) -> int:
         return len(self._peers)
 
-    def _everybody(self) -> Iterator[Peer]:
+    def _all_connections(self) -> Iterator[Peer]:
+        """Every peer, with those that have not been welcomed yet."""
         yield from list(self._peers.values())
         yield from list(self._unnamed)
 
     def beat(self) -> None:
+        """Send a heartbeat to every peer that may receive one."""
         for peer in self._peers.values():
             if peer.connection.session.may_say(Beat):
                 peer.connection.send(Beat())
 
     def allow_vectors(self, peer: Peer, count: int) -> None:
-        """An answer may now be as large as this many vectors."""
+        """Raise the limits of the peer's connection, so that an update may have this many vectors."""
         if count > peer.frame_vectors or not peer.is_ready:
             peer.frame_vectors = count
             peer.connection.limits = update_limits(count, self._greeting.layout, self._vector_bytes_max)
 
-    # --- coming -----------------------------------------------------------------------------------
+    # --- joining ----------------------------------------------------------------------------------
 
     def make_connection(self, candidate: Candidate) -> Connection:
+        """Make a connection that reports to this table, for a client that the listener accepted."""
         peer: Peer
 
         def opened(connection: Connection) -> None:
-            self._open += 1
+            self._open_count += 1
             if self._is_closing:
                 connection.abort()
                 return
             peer.heard_at = asyncio.get_running_loop().time()
             self._unnamed.add(peer)
-            candidate.late = lambda reason: self._cut(peer, reason)
+            candidate.late = lambda reason: self._abort(peer, reason)
 
         def heard(connection: Connection, message: Message, body: Body) -> None:
-            self._heard(peer, message, body)
+            self._on_message(peer, message, body)
 
         def lost(connection: Connection, reason: str) -> None:
             candidate.over()
-            # Who looks at our certificate goes without a word, and so does who looks for open ports.
-            self.part(peer, reason if connection.bytes_received else "")
+            # A client that sends nothing is not logged: it only looked at the certificate, or scanned ports.
+            self._remove(peer, reason if connection.bytes_received else "")
             self._host.updates.lost(peer)
-            self._open -= 1
-            if not self._open:
+            self._open_count -= 1
+            if not self._open_count:
                 self._all_gone.set()
 
         owner = Owner(
             opened=opened,
             heard=heard,
             lost=lost,
-            alive=lambda: self._noticed(peer),
+            alive=lambda: self._note_heard(peer),
             configure=self._configure,
             place=lambda message, count: self._host.updates.place(peer, count),
             admit=lambda connection, message, count: (
@@ -171,44 +178,46 @@ class Peers:
         peer = Peer(connection, candidate)
         return connection
 
-    def turned_away(self, address: str, kind: str, reason: str) -> None:
-        """Somebody nobody knows had to go. Told once a minute for each address and kind, and counted."""
+    def log_refusal(self, address: str, kind: str, reason: str) -> None:
+        """Log that an unknown client was refused, at most once a minute for each address and kind."""
         if self.connection_limits.should_log(address, kind, asyncio.get_running_loop().time()):
             self._host.say("turned away", f"{address} was turned away: {reason}", address)
 
     def tick(self, now: float) -> None:
-        """Let uploads continue whose turn has come; a peer that must wait is not silent by its own fault."""
+        """Let uploads continue whose turn has come. A peer that we keep waiting does not count as silent."""
         for peer in self._host.updates.tick(now):
-            self._noticed(peer)
+            self._note_heard(peer)
         self._bans.refresh(now)
 
     def take_heard(self) -> dict[str, float]:
-        """When each ready peer was last heard, of those that were heard since the last call."""
+        """When each ready peer was last heard, for those that were heard since the last call."""
         heard, self._heard_at = self._heard_at, {}
         return heard
 
-    def hurry(self, now: float) -> None:
-        """Cut connections that keep the coordinator waiting. A node that builds its model beats meanwhile."""
+    def close_slow_peers(self, now: float) -> None:
+        """Close connections that are silent, stuck or too slow. A node that builds its model still beats."""
         awake_since = self._wakefulness.awake_since(now)
         for peer in list(self._peers.values()):
             is_waiting = self._host.updates.is_waiting(peer)
             complaint = "" if is_waiting else peer.complaint(now, awake_since)
-            complaint = complaint or self._proving.complaint(peer, now, awake_since)
+            complaint = complaint or self._canary_check.complaint(peer, now, awake_since)
             if complaint:
-                self._cut(peer, complaint)
+                self._abort(peer, complaint)
         for text in self.connection_limits.log_lines(now):
             self._host.say("turned away", text, "")
 
-    def _cut(self, peer: Peer, reason: str) -> None:
-        self.part(peer, reason)
+    def _abort(self, peer: Peer, reason: str) -> None:
+        """Remove a peer, and close its connection without a goodbye."""
+        self._remove(peer, reason)
         peer.connection.abort()
 
-    def _noticed(self, peer: Peer) -> None:
+    def _note_heard(self, peer: Peer) -> None:
+        """Note that bytes of the peer arrived, or that we keep it waiting."""
         peer.heard_at = asyncio.get_running_loop().time()
         if peer.is_ready:
             self._heard_at[peer.name] = peer.heard_at
 
-    def _heard(self, peer: Peer, message: Message, body: Body) -> None:
+    def _on_message(self, peer: Peer, message: Message, body: Body) -> None:
         if isinstance(message, Update):
             self._host.updates.received(peer, message, body)
         elif isinstance(message, Hello):
@@ -216,7 +225,7 @@ class Peers:
         elif isinstance(message, Ready):
             self._ready(peer, message, body)
         elif isinstance(message, Leave):
-            self.part(peer, message.reason or "it said goodbye")
+            self._remove(peer, message.reason or "it said goodbye")
             peer.connection.close()
 
     def _greet(self, peer: Peer, hello: Hello) -> None:
@@ -224,39 +233,40 @@ class Peers:
             what = f"this node speaks protocol {hello.protocol}, the run needs {PROTOCOL_VERSION}"
             fix = f"install w5xde {w5xde.__version__} on both machines"
             self._refuse(peer, Refuse("W5-107", what, fix=fix))
-        elif self.entry.is_local_node(hello):
+        elif self.gatekeeper.is_local_node(hello):
             banned = self._bans.of_local_node(hello.name)
             if banned:
                 self._refuse(peer, Refuse("W5-114", f"this node is banned from the run: {banned}"))
             else:
                 self._welcome(peer, hello, Admission(is_local=True))
         else:
-            asked = self.entry.admit(hello, peer.candidate.address)
+            asked = self.gatekeeper.admit(hello, peer.candidate.address)
             asked.add_done_callback(lambda done: self._admitted(peer, hello, done))
 
     def _admitted(self, peer: Peer, hello: Hello, done: asyncio.Future[Admission]) -> None:
-        """The register has said who this is, or that it does not know."""
+        """Welcome or refuse a node, now that the register has answered."""
         if done.cancelled() or (done.exception() is None and (peer.is_gone or self._is_closing)):
             return
         try:
             admission = done.result()
         except Refused as refused:
-            # Nodes of a killed coordinator here still look for it, and must not shut out those of the next.
+            # Not counted against this machine's own address: local nodes of a killed coordinator still try to
+            # reach it, and must not lock out those of the next one.
             if refused.kind in ("unknown", "wrong secret") and not peer.candidate.is_here:
                 self.connection_limits.failed(peer.candidate.address, asyncio.get_running_loop().time())
             if not peer.is_gone:
                 self._refuse(peer, Refuse(refused.code, refused.what, refused.why, refused.fix))
             return
         except StorageError as error:
-            self.turned_away("the register", error.code, error.what)
+            self.log_refusal("the register", error.code, error.what)
             if not peer.is_gone:
-                # Its folder is no stranger's business.
+                # Without the path of the folder, which a stranger must not learn.
                 self._refuse(peer, Refuse(error.code, "the coordinator cannot use its register of tickets"))
             return
         self._welcome(peer, hello, admission)
 
     def _welcome(self, peer: Peer, hello: Hello, admission: Admission) -> None:
-        """It has shown who it is."""
+        """Give a node that has proved its identity a name, and send it the welcome."""
         peer.candidate.over()
         run = self._greeting.run
         if hello.run not in ("", run):
@@ -265,7 +275,7 @@ class Peers:
             return
         peer.name = self._bans.assign_name(hello, admission, self._peers)
         if peer.name in self._peers:
-            # If that is what is left of a broken connection, nobody hears it.
+            # The older peer may be a broken connection; then nobody reads this goodbye.
             copied = "another node came with its credential: was the state folder copied?"
             self.evict(self._peers[peer.name], copied if admission.node_id else "it was started again")
         self._unnamed.discard(peer)
@@ -276,13 +286,14 @@ class Peers:
         if admission.credential:
             ticket, node = admission.ticket_id.hex()[:8], admission.node_id.hex()
             self._host.say("admitted", f"{peer.name} came by ticket {ticket}, and is node {node}", peer.name)
-        peer.connection.limits = self._proving.limits
-        canary, pieces = self._proving.canary(peer)
+        peer.connection.limits = self._canary_check.limits
+        canary, pieces = self._canary_check.canary(peer)
         own = {"name": peer.name, "credential": admission.credential, "canary": canary}
         peer.connection.send(msgspec.structs.replace(self._greeting, **own), pieces)
 
     def _ready(self, peer: Peer, ready: Ready, body: Body) -> None:
-        objection = self._proving.objection(peer, ready, body)
+        """Check a node that has built its model, and let it join or refuse it."""
+        objection = self._canary_check.objection(peer, ready, body)
         if objection is not None:
             self._refuse(peer, objection)
             return
@@ -291,52 +302,54 @@ class Peers:
         self._host.joined(peer)
 
     def _refuse(self, peer: Peer, refusal: Refuse) -> None:
+        """Log and send a refusal, and close the connection."""
         if peer.name:
             self._host.say("turned away", f"{peer.name} was refused: {refusal.what}", peer.name)
         else:
-            self.turned_away(peer.candidate.address, refusal.code, refusal.what)
+            self.log_refusal(peer.candidate.address, refusal.code, refusal.what)
         peer.connection.send(refusal)
         peer.is_gone = True
-        self._forget(peer)
+        self._drop_from_tables(peer)
         peer.connection.close()
 
-    # --- going ------------------------------------------------------------------------------------
+    # --- leaving ----------------------------------------------------------------------------------
 
-    def part(self, peer: Peer, reason: str) -> None:
-        """The peer is gone, or is as good as gone."""
+    def _remove(self, peer: Peer, reason: str) -> None:
+        """Remove a peer whose connection is lost or about to be closed, and report that once."""
         if peer.is_gone:
             return
         peer.is_gone = True
-        self._forget(peer)
+        self._drop_from_tables(peer)
         if self._is_closing:
-            return  # everybody goes: that is no news
+            return  # at the end of a run every node leaves: that is not reported
         if peer.is_ready:
             self._host.left(peer, reason)
         elif peer.name:
             self._host.say("turned away", f"{peer.name} did not join: {reason}", peer.name)
         elif reason:
-            self.turned_away(peer.candidate.address, peer.connection.fault or "no greeting", reason)
+            self.log_refusal(peer.candidate.address, peer.connection.fault or "no greeting", reason)
 
-    def _forget(self, peer: Peer) -> None:
+    def _drop_from_tables(self, peer: Peer) -> None:
         self._unnamed.discard(peer)
         if self._peers.get(peer.name) is peer:
             del self._peers[peer.name]
         self.traffic.gone(peer)
 
     def _evict_node(self, node_id: bytes, reason: str) -> None:
+        """Evict the peer with this id, because its credential was banned."""
         for peer in self:
             if peer.node_id == node_id and not self._is_closing:
                 self.evict(peer, reason)
 
     def evict(self, peer: Peer, reason: str, *, abruptly: bool = False) -> None:
-        """Part with a peer that misbehaved or fell silent."""
+        """Remove a peer and close its connection; unless `abruptly`, send it the reason."""
         if peer.connection.session.may_say(Bye) and not abruptly:
             peer.connection.send(Bye(reason[:4000], finished=False))
-        self.part(peer, reason)
+        self._remove(peer, reason)
         (peer.connection.abort if abruptly else peer.connection.close)()
 
     def ban(self, name: str, reason: str) -> None:
-        """Let a node in no more, whether it is here or has gone."""
+        """Never admit this node again, whether it is connected now or not."""
         self._bans.ban(name, reason)
         # The core closes the connections of ready nodes; it has not heard of others.
         peer = self._peers.get(name)
@@ -344,26 +357,26 @@ class Peers:
             self.evict(peer, reason)
 
     async def close(self, reason: str, parting_seconds: float) -> None:
-        """The run is over: say goodbye, and let last words arrive, but not for ever."""
+        """End all connections: send every node a goodbye, and wait at most this long for them to close."""
         self._is_closing = True
         self._all_gone.clear()
-        # Somebody may be just coming in: let them, so that they are sent away like everybody else.
+        # A connection that was just accepted opens first, and is then closed like all others.
         for _ in range(ACCEPTING_ROUNDS):
             await asyncio.sleep(0)
-        for peer in self._everybody():
+        for peer in self._all_connections():
             if peer.connection.session.may_say(Bye):
-                # They hang up when they have read it; hanging up first, with an answer of theirs unread,
-                # would reset the connection and our goodbye with it.
+                # A node closes the connection when it has read this. If we closed it first, with an update of
+                # the node unread, the connection would be reset and the goodbye lost.
                 peer.connection.send(Bye(reason[:4000], finished=True))
             else:
                 peer.connection.close()
         await self._wait_until_gone(parting_seconds)
-        for peer in self._everybody():
+        for peer in self._all_connections():
             peer.connection.abort()
         await self._wait_until_gone(ABORTING_SECONDS)
-        self.entry.close()
+        self.gatekeeper.close()
 
     async def _wait_until_gone(self, seconds: float) -> None:
-        if self._open:
+        if self._open_count:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_gone.wait(), seconds)

@@ -2,7 +2,7 @@
 
 It keeps the parameters and batches of every lease that will be verified from the moment they are sent until
 the answer is verified, so no chosen answer passes for want of them. A node holds one or two leases at a time,
-which bounds the versions kept. Decides nothing: the core hears what was found.
+which bounds the versions kept. Decides nothing: it reports its findings to the core.
 """
 
 from __future__ import annotations

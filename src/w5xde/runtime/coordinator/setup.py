@@ -1,4 +1,7 @@
-"""How a coordinator begins: its core, where its data starts, its listener, and its ledger's first words."""
+"""How a coordinator starts: builds its core, its peers and its listener, and opens its ledger.
+
+Only builds: what happens once nodes may join is not known here.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ from w5xde.runtime.net.sockets import configure
 
 
 def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | None) -> CoordinatorCore:
-    """The mind of this life of the coordinator."""
+    """Build the core for this life of the coordinator, from the `cut` of an earlier life if there is one."""
     if settings.verify and (is_lossy(settings.directions.up) or is_lossy(settings.directions.down)):
         raise UsageError(
             f"verify compares exact updates, and compress {settings.compress!r} makes them others",
@@ -78,28 +81,29 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         stretches=_may_stretch(prepared.learner, settings),
         robust=settings.robust_rule,
     )
-    # What is verified must not be foreseen by anybody who knows the run's seed.
+    # Not seeded by the run: a node that knows the run's seed must not foresee which answers are verified.
     return CoordinatorCore(plan, core, cut, random.SystemRandom())
 
 
 def _may_stretch(learner: Learner, settings: Settings) -> bool:
-    """Whether steps of one batch each can be lent, answered and applied in one go.
+    """Whether steps of one batch each can be lent, answered and applied together.
 
-    They are undone in one go too, so a copy of the state must be cheap, and nobody may count each of them.
+    They are rolled back together too, so a copy of the state must be cheap; and neither a scheduler nor the
+    step log may need each step on its own.
     """
     is_small = learner.can_roll_back and is_never_encoded(settings.directions.up, learner.vector_bytes)
     is_counted = learner.scheduler is not None or settings.durability == "step"
     return settings.step_batches == 1 and is_small and not is_counted
 
 
-def start_of(plan: Plan) -> Start:
-    """Where reading begins: at the plan's cursor, and what of its past is undone."""
+def reading_start(plan: Plan) -> Start:
+    """Where reading starts: at the plan's cursor, and earlier for batches of steps that were not applied."""
     also = frozenset(key for step in plan.undone for key in step.keys)
     return Start(plan.cursor.epoch, plan.cursor.first, also)
 
 
 def build_reader(learner: Learner, settings: Settings) -> UpdateReader:
-    """What turns the updates of nodes into vectors."""
+    """Build the reader, which turns the updates of nodes into vectors."""
     blueprint = learner.flat.blueprint
     receiver = CodecReceiver(
         settings.directions.up, blueprint.moving_groups, learner.vector_bytes, Buffers().take
@@ -107,24 +111,25 @@ def build_reader(learner: Learner, settings: Settings) -> UpdateReader:
     return UpdateReader(blueprint, learner.gauge, receiver, Buffers().take)
 
 
-def open_reception(
-    host: Host, prepared: Prepared, settings: Settings, recorder: RunFolder, life: int, reader: UpdateReader
+def build_peers(
+    host: Host, prepared: Prepared, settings: Settings, run_folder: RunFolder, life: int, reader: UpdateReader
 ) -> Peers:
+    """Build the table of peers, with all that a node is checked against when it joins."""
     layout = prepared.learner.flat.blueprint.layout
     return Peers(
         host,
-        welcome=Welcome(recorder.name, life, "", layout, prepared.rules),
+        welcome=Welcome(run_folder.name, life, "", layout, prepared.rules),
         vector_bytes_max=reader.body_bytes_max,
         configure=lambda sock: configure(sock, settings),
-        entry=Gatekeeper(recorder.folder, recorder.facts["id"], settings),
-        proving=CanaryCheck(prepared, verifies=settings.verify > 0),
+        gatekeeper=Gatekeeper(run_folder.folder, run_folder.facts["id"], settings),
+        canary_check=CanaryCheck(prepared, verifies=settings.verify > 0),
     )
 
 
 def first_records(
     run: str, life: int, mode: str, durability: str, core: CoordinatorCore, restored: Restored | None
 ) -> list[Record]:
-    """What the ledger says first of a life: by which plan, and from where it goes on."""
+    """The first records of a life in the ledger: its plan, and the place from which it continues."""
     start: Record = {
         "kind": "start",
         "run": run,
@@ -137,26 +142,30 @@ def first_records(
 
 
 def open_ledger(
-    keeper: Journal, recorder: RunFolder, settings: Settings, core: CoordinatorCore, restored: Restored | None
+    journal: Journal,
+    run_folder: RunFolder,
+    settings: Settings,
+    core: CoordinatorCore,
+    restored: Restored | None,
 ) -> None:
-    """The first words of this life are on the disk before anybody can join."""
-    records = first_records(recorder.name, keeper.life, settings.mode, settings.durability, core, restored)
+    """Write the first records of this life to disk; called before any node can join."""
+    records = first_records(run_folder.name, journal.life, settings.mode, settings.durability, core, restored)
     try:
-        keeper.begin(records, core.view.version, restored.last if restored is not None else None)
+        journal.begin(records, core.view.version, restored.last if restored is not None else None)
     except OSError as error:
         raise StorageError(
-            f"the ledger in {recorder.folder} cannot be written: {error.strerror}",
+            f"the ledger in {run_folder.folder} cannot be written: {error.strerror}",
             code="W5-404",
             fix="make room there, or choose another folder with --runs",
         ) from error
 
 
-async def listen_again(
-    reception: Peers, settings: Settings, port_before: int | None, note: Callable[[str], None]
+async def listen(
+    peers: Peers, settings: Settings, port_before: int | None, note: Callable[[str], None]
 ) -> Listener:
-    """Open the listener: after a restart where it was before, so that nodes find it."""
+    """Open the listener; for a resumed run on its port of before if that is free, so that nodes find it."""
     places = await resolve_addresses(settings.host, settings.port)
-    listener = Listener(reception.make_connection, reception.connection_limits, reception.turned_away)
+    listener = Listener(peers.make_connection, peers.connection_limits, peers.log_refusal)
     try:
         if settings.port or not port_before:
             listener.listen(places, settings.host, settings.port, settings.road)
@@ -166,10 +175,10 @@ async def listen_again(
             except UsageError:
                 note(f"port {port_before} is taken meanwhile; nodes from before must join anew")
                 listener.listen(places, settings.host, 0, settings.road)
-        # Nobody is heard before we wait for something again; and a run whose port is taken leaves no key
-        # behind, and loses none.
-        listener.context = reception.entry.guard(places)
-        reception.entry.open(*listener.address)
+        # Only now: a run that cannot get its port must neither create nor replace a key. No connection is
+        # served before the next `await`.
+        listener.context = peers.gatekeeper.guard(places)
+        peers.gatekeeper.open(*listener.address)
         if settings.new_identity and settings.resume is not None:
             note(
                 "the run has a new identity: nobody comes by a ticket or credential of before, banned or not"
@@ -180,17 +189,17 @@ async def listen_again(
     return listener
 
 
-def words_for(error: BaseException) -> str:
-    """Why training cannot go on."""
+def describe_failure(error: BaseException) -> str:
+    """A sentence that says why training cannot continue."""
     if isinstance(error, W5xdeError):
         return error.what
     return str(error) if isinstance(error, StepNotFinite) else describe(error)
 
 
-def words_of(
+def opening_notes(
     prepared: Prepared, restored: Restored | None, core: CoordinatorCore, life: int
 ) -> Iterator[tuple[str, str]]:
-    """What a user should know of a run that begins or goes on: (kind, sentence)."""
+    """Notes for the user about a run that starts or is resumed: (kind, sentence)."""
     if prepared.canary_trouble:
         yield "no canary", f"what nodes compute cannot be tried before they join: {prepared.canary_trouble}"
     if restored is None:

@@ -248,7 +248,7 @@ class Connection(asyncio.BufferedProtocol):
         """Write as much as the socket takes; returns the rest, which is written once there is room."""
         loop = asyncio.get_running_loop()
         if self._direct is None:
-            # asyncio lets nobody else write to its socket object, so this is a second handle of the socket.
+            # asyncio does not let us write to its socket object, so this is a second handle of the socket.
             own = cast(asyncio.Transport, self._transport).get_extra_info("socket")
             self._direct = socket.socket(own.family, own.type, own.proto, os.dup(own.fileno()))
             self._direct.setblocking(False)

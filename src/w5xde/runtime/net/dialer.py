@@ -41,7 +41,7 @@ class Dialer:
         silent = transport.get_protocol()
         # A transport with TLS has no protocol once it is closed.
         if not isinstance(silent, _Silent) or silent.is_over or transport.is_closing():
-            # `make` is not called for a connection whose end has already been told.
+            # `make` is not called for a connection whose loss asyncio has already reported.
             transport.abort()
             raise JoinError(
                 "whoever answered hung up at once",

@@ -88,14 +88,14 @@ class Listener:
         self,
         make: Callable[[Candidate], Connection],
         limits: ConnectionLimits,
-        turned_away: Callable[[str, str, str], None] = lambda address, kind, reason: None,
+        log_refusal: Callable[[str, str, str], None] = lambda address, kind, reason: None,
     ) -> None:
-        """`turned_away(address, kind, reason)` is called for each connection that is closed before `make`."""
+        """`log_refusal(address, kind, reason)` is called for each connection that is closed before `make`."""
         self._make = make
         self._limits = limits
         # For connections by TCP; None: they are in clear text.
         self.context: tls.Context | None = None
-        self._turned_away = turned_away
+        self._log_refusal = log_refusal
         self._listeners: list[socket.socket] = []
         # Connections whose handshake is not complete.
         self._opening: set[asyncio.Task[None]] = set()
@@ -158,7 +158,7 @@ class Listener:
                     raise
                 self._loop.remove_reader(listener.fileno())
                 self._loop.call_later(RETRY_SECONDS, self._accept_again, listener)
-                self._turned_away("everybody", "no room", f"nobody can be let in: {os.strerror(error.errno)}")
+                self._log_refusal("everybody", "no room", f"nobody can be let in: {os.strerror(error.errno)}")
                 return
             self._on_accept(sock)
 
@@ -184,7 +184,7 @@ class Listener:
         )
         if reason:
             sock.close()
-            self._turned_away(address, reason, reason)
+            self._log_refusal(address, reason, reason)
             return
         if self._limits.is_over_limit:
             self._candidates.popleft().late("it did not say who it is, and others wait at the door")
@@ -195,7 +195,7 @@ class Listener:
 
         def cut_short(reason: str) -> None:
             opening.cancel()
-            self._turned_away(address, "cut short", reason)
+            self._log_refusal(address, "cut short", reason)
 
         candidate.late = cut_short
 
@@ -225,7 +225,7 @@ class Listener:
             # The peer speaks no TLS 1.3, or is gone.
             candidate.over()
             sock.close()
-            self._turned_away(candidate.address, "no TLS", f"no TLS 1.3 came about: {reason_of(error)}")
+            self._log_refusal(candidate.address, "no TLS", f"no TLS 1.3 came about: {reason_of(error)}")
 
 
 def _bound(place: ListenAddress, port: int) -> socket.socket:

@@ -78,7 +78,7 @@ def server_context(cert: Path, key: Path | None = None, ca: Path | None = None) 
     With `ca`, only nodes with a certificate of that authority are accepted.
     """
     context = _context(ssl.PROTOCOL_TLS_SERVER)
-    # No resumption: every connection proves everything anew, and no session key can leak.
+    # No session resumption: every connection does a full handshake, and no session key can leak.
     context.num_tickets = 0
     _load_own(context, cert, key)
     if ca is not None:

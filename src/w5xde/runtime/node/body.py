@@ -70,7 +70,7 @@ class Node:
         self._settings = settings
         self._device = choose_device(settings.device)
         self._note = note
-        self._audience = CallbackRunner(callbacks, lambda text: note("callback failed", text))
+        self._callbacks = CallbackRunner(callbacks, lambda text: note("callback failed", text))
         # Asked for in every greeting; the coordinator decides which name the node has in the run.
         self._wanted_name = settings.node_name or host_name()
         self.report = NodeReport(name=self._wanted_name)
@@ -85,10 +85,10 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[nd.Exit] = self._loop.create_future()
         self._parted = asyncio.Event()
-        self._loop.set_exception_handler(self._our_bug)
+        self._loop.set_exception_handler(self._on_unexpected_error)
         self._executor = WorkExecutor(
             self.report,
-            self._audience,
+            self._callbacks,
             failed=self._broke,
             finished=lambda: self._dispatch(nd.Finished()),
             is_cancelled=lambda lease: lease in self._core.cancelled,
@@ -288,7 +288,7 @@ class Node:
             self._executor.begin(parts, self._connection)
             self._dispatch(nd.Checked())
 
-    def _our_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _on_unexpected_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
         self._broke(context.get("exception") or RuntimeError(context["message"]))
 

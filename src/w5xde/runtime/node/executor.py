@@ -34,7 +34,7 @@ class WorkExecutor:
     def __init__(
         self,
         report: NodeReport,
-        audience: CallbackRunner,
+        callbacks: CallbackRunner,
         failed: Callable[[BaseException], None],
         finished: Callable[[], None],
         is_cancelled: Callable[[int], bool],
@@ -42,7 +42,7 @@ class WorkExecutor:
         self.actor = Actor("w5xde-trainer", failed, inline=False)
         self.worker: NodeWorker | None = None
         self._report = report
-        self._audience = audience
+        self._callbacks = callbacks
         self._finished = finished
         self._is_cancelled = is_cancelled
         self._loop = asyncio.get_running_loop()
@@ -51,11 +51,11 @@ class WorkExecutor:
         self._connection: Connection | None = None
         self._limits: NodeLimits | None = None
         self._idle_since = 0.0
-        # Seconds of transfer on this connection that the coordinator was told.
+        # Seconds of transfer on this connection that were reported to the coordinator.
         self._network_seconds_told = 0.0
 
     def begin(self, parts: NodeParts, connection: Connection | None) -> None:
-        """The model is checked: accept work on this connection, if it still stands."""
+        """The model is checked: accept work on this connection, if it is still open."""
         if self.worker is None or self.worker.parts is not parts:
             self.worker = NodeWorker(parts, self._loop.time, self._is_cancelled)
         use_threads(parts.welcome.rules.threads)
@@ -160,7 +160,7 @@ class WorkExecutor:
             if _is_computed(answer):
                 report.batches += loan.stop - loan.start
                 loss = report.loss = answer.loss_sum / sum(batch.samples for batch in loan.batches)
-                self._audience.worked(report, loan.stop - loan.start, loss)
+                self._callbacks.worked(report, loan.stop - loan.start, loss)
 
 
 def _is_computed(answer: Answer) -> bool:

@@ -33,7 +33,7 @@ from w5xde.runtime.node.body import Node
 from w5xde.runtime.node.exit_status import exit_status
 from w5xde.ticket import Ticket, parse
 
-# How long nodes may take to leave after their owner has gone.
+# How long nodes may take to end after their owner has ended.
 GRACE_SECONDS = 5.0
 # A fork server that is to end and reports nothing for this long is frozen.
 CLOSE_SECONDS = GRACE_SECONDS + 2.0
@@ -137,7 +137,7 @@ class ForkServer:
 
 
 def _run_and_exit(work: Callable[[], None]) -> None:
-    """Be a process of its own: never returns."""
+    """The main function of a forked process: never returns."""
     status = 1
     try:
         work()
@@ -227,7 +227,7 @@ def _send(sock: socket.socket, line: str) -> None:
 
 
 def _receive(sock: socket.socket) -> bytes:
-    """Read what is there; nothing if the other side is gone, whether it closed its socket or was killed."""
+    """Read the bytes that have arrived; none if the other side closed its socket or was killed."""
     try:
         return sock.recv(65536)
     except ConnectionResetError:
@@ -241,7 +241,7 @@ def _discard(requests: socket.socket) -> None:
 
 
 def _run_node(job: Job, name: str, ticket: str, settings: Settings) -> None:
-    """Be a node; exits with the code of what went wrong."""
+    """The main function of a node's process; its exit status says what went wrong."""
     server = os.getppid()
     _yield_to_coordinator()
     own = msgspec.structs.replace(settings, node_name=name, wait=START_SECONDS)
@@ -254,7 +254,7 @@ def _run_node(job: Job, name: str, ticket: str, settings: Settings) -> None:
 
 
 def _yield_to_coordinator() -> None:
-    """Let a node that wakes up not push the coordinator off its core: all other nodes wait for that one.
+    """Keep a node that wakes up from preempting the coordinator, for which all other nodes wait.
 
     Measured on two cores: otherwise a third of the coordinator's time passes inside `send`.
     """

@@ -15,8 +15,7 @@ from w5xde.protocol.wire import Body, Limits
 
 _MIB = 1024 * 1024
 # A Welcome says for each entry of the deepest model four fields, two sizes and four numbers of a fill, in two
-# arrays, and a little more. With so many values, decoding takes at most eight times its bytes, whatever they
-# say.
+# arrays, and a little more. With this limit, decoding any Welcome takes at most eight times its bytes.
 WELCOME_VALUES_PER_ENTRY = 13
 WELCOME_LIMITS = Limits(
     meta_bytes_max=16 * _MIB,
@@ -24,8 +23,8 @@ WELCOME_LIMITS = Limits(
     words="welcome",
     values_max=WELCOME_VALUES_PER_ENTRY * ENTRIES_MAX,
 )
-# The batches of one message take at most this part of the free memory, and those that wait twice that; but
-# any machine has the least. More would only fail later, while computing.
+# The batches of one message may take this part of the free memory, and those that wait twice as much; on any
+# machine at least WORK_BYTES_LEAST. More would only fail later, while computing.
 MEMORY_PART = 0.5
 WORK_BYTES_LEAST = 64 * _MIB
 # Lists and dicts grow when they are decoded: an empty one is four bytes on the wire, and a hundred in memory.
@@ -33,11 +32,12 @@ GROWTH = 32
 META_BYTES_MAX = 64 * _MIB
 # A coordinator lends one lease to compute and one to wait, each perhaps with its parameters.
 WAITING_MAX = 64
-# As many as a step may have; and of those that are apart, each of which takes a vector.
+# The most batches of a loan, as many as a step may have; and of one that is `apart`, whose batches take a
+# vector each.
 BATCHES_MAX = 65536
 APART_MAX = 64
 # Each discarded message makes the coordinator halve what it lends: sixteen times until one batch is left, and
-# one more message of each size may be on its way. A coordinator that goes on does not listen.
+# one more message of each size may be on its way. A coordinator that sends more ignores the answers.
 DISCARDED_IN_A_ROW_MAX = 64
 _DISCARDED_AT_ONCE_BYTES = 256 * 1024
 # The body of work that this node cannot hold.

@@ -1,4 +1,4 @@
-"""Whether this system has open files and memory for so many nodes. Asked before anything is started."""
+"""Checks, before a run starts, that this system has enough open files and memory for its local nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def require_capacity(nodes: int) -> None:
 
 
 def require_descriptors(nodes: int) -> None:
-    """Raise the limit of open files as far as so many nodes need it; UsageError if the system refuses."""
+    """Raise the limit of open files as far as `nodes` need it; UsageError if the system refuses."""
     try:
         import resource
     except ImportError:

@@ -178,7 +178,7 @@ class Meters:
         kept = restored.meters
         self.loss_first, self.loss_last, self.loss_mean = kept.loss_first, kept.loss_last, kept.loss_mean
         self._loss_sum, self._losses = kept.loss_sum, kept.losses
-        # JSON has no NaN: a score that was NaN comes back as None.
+        # JSON has no NaN: a score that was NaN is stored as null and read as None.
         self.evaluation = {
             key: math.nan if value is None else value for key, value in kept.evaluation.items()
         }

@@ -70,7 +70,7 @@ class RunStatus:
 
     @property
     def done(self) -> float | None:
-        """The part of the run that is done, from 0 to 1, by the limit that comes first; None: no limit."""
+        """The part of the run that is done, 0 to 1, by the limit that is reached first; None: no limit."""
         parts = []
         if self.steps_total:
             parts.append(self.step / self.steps_total)
@@ -80,7 +80,7 @@ class RunStatus:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated seconds to the limit that comes first; None while there is no estimate."""
+        """Estimated seconds to the limit that is reached first; None while there is no estimate."""
         left = []
         if self.steps_total and self.step and self.seconds > 0:
             left.append((self.steps_total - self.step) * self.seconds / self.step)
@@ -114,7 +114,7 @@ class RunStatus:
 
 @dataclass(slots=True)
 class NodeReport:
-    """What this node did, for the person who started it."""
+    """The totals of one node, for the user who started it."""
 
     name: str
     run: str = ""

@@ -1,4 +1,4 @@
-"""The fast path for small batches: computed by replaying a recording, in groups if they come together.
+"""The fast path for small batches: replays a recording of them, in groups if a node has several.
 
 `FastPath.compute` is its only method, and its results have the bits of batches computed plainly. To that end
 the fast path times and records one batch of each shape, compares the first results with batches computed
@@ -28,7 +28,7 @@ from w5xde.messages import MOVING, Rules
 # A batch that takes longer spends its time in the kernels; the first few may take long because they warm up.
 SMALL_SECONDS = 0.005
 TIMED_MAX = 8
-# Batches of ever new shapes are not worth recording.
+# If more shapes than this occur, further ones are not recorded.
 SHAPES_MAX = 16
 # The results of a group must stay close to a core.
 GROUP_BYTES_MAX = 4 * 1024 * 1024
@@ -132,7 +132,8 @@ class FastPath:
             inputs = [_tensors_of(batch.value) for batch in batches]
             losses, rows = replay.run(inputs, scale_of(batches[0].weight))
         except Exception:
-            # The recording does not fit these batches, or one of them is wrong: computed plainly, it says so.
+            # The recording does not fit these batches, or one of them is wrong: computed plainly, that one
+            # raises.
             shape.discard(replay)
             return {}
         vectors, absent = self._vectors.join(rows, len(batches)), replay.recording.absent

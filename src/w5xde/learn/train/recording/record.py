@@ -87,7 +87,7 @@ class Recording:
             return
         if call.writes and any(id(each) not in self._own for each in call.written):
             raise NotRecordable("it writes into the model or the batch")
-        # A gradient that nobody needs is None.
+        # A kernel returns None for a gradient that is not needed.
         if not all(each is None or isinstance(each, Tensor) for each in results):
             raise NotRecordable(f"{kernel} returns something that is not a tensor")
         placed, options = map_leaves(self._place_of, (args, call.options))
