@@ -26,8 +26,8 @@ FRAME_STEPS_MAX = 64
 # at once if that is more, so that each node can hold a frame while another one travels.
 STALENESS_MIN = 48
 STALENESS_OF_ONE = 4
-# Weights change most at the start: the first steps are lent for a staleness of the first number, and of one
-# more after each so many steps, until the bound is reached. Only if the user set no bound.
+# Weights change most at the start of a run. So if the user sets no bound, steps are lent at first for a
+# staleness of STALENESS_FIRST, and for one more after every STEPS_PER_STALENESS steps, up to the bound.
 STALENESS_FIRST, STEPS_PER_STALENESS = 4, 32
 # Any node may be this late, however short its lease is: another process may be using its core.
 LATE_SECONDS_MIN = 0.05
@@ -76,6 +76,7 @@ class AsyncMode(Mode):
         return max(STALENESS_MIN, STALENESS_OF_ONE * self.members.parallel)
 
     def _staleness_to_lend(self, version: int) -> int:
+        """The staleness for which leases are granted at this version: at most `staleness`."""
         if self._bound is not None:
             return self._bound
         return min(self.staleness, STALENESS_FIRST + version // STEPS_PER_STALENESS)

@@ -21,7 +21,7 @@ class Signs(NamedTuple):
 
     is_ready: bool
     heard_at: float
-    # Since when the peer has taken nothing of what waits for it; None: nothing waits.
+    # Since when the peer has read nothing of what waits for it; None: nothing waits.
     stuck_since: float | None
     # After how many received bytes the frame began that is still arriving; None: no frame is.
     frame_began: int | None
@@ -29,7 +29,7 @@ class Signs(NamedTuple):
 
 
 def complain_if_unready(welcomed_at: float, patience_seconds: float, now: float, awake_since: float) -> str:
-    """Why to close the connection of a peer that is welcome and still not ready, or nothing."""
+    """Why to close the connection of a peer that was welcomed and is still not ready, or an empty string."""
     if now - max(welcomed_at, awake_since) < patience_seconds:
         return ""
     return f"it was not ready after {patience_seconds:.0f} s"

@@ -275,7 +275,7 @@ class Learner:
         return memory, done
 
     def _move_away_from_readers(self) -> None:
-        """Move the state to other memory if somebody still reads it, so that a step can change it."""
+        """Move the state to other memory if it is still being read, so that a step can change it."""
         if self._readers.begun != self._readers.done:
             self._readers = _Readers()
             self.flat.move()

@@ -275,7 +275,7 @@ class Peers:
             return
         peer.name = self._bans.assign_name(hello, admission, self._peers)
         if peer.name in self._peers:
-            # The older peer may be a broken connection; then nobody reads this goodbye.
+            # The older peer may be a broken connection; then its goodbye is never read.
             copied = "another node came with its credential: was the state folder copied?"
             self.evict(self._peers[peer.name], copied if admission.node_id else "it was started again")
         self._unnamed.discard(peer)
