@@ -24,13 +24,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 import w5xde
+from w5xde.chaos.child import Command
+from w5xde.chaos.warm_start import start_warm
 from w5xde.runtime.admission.register import TicketRegister
 from w5xde.runtime.telemetry.status import RunStatus
 from w5xde.ticket import Ticket, parse
@@ -141,14 +142,6 @@ class Process:
 # --- three ways to start one ----------------------------------------------------------------------
 
 
-@functools.cache
-def _fork_server() -> ForkServerContext:
-    """Start commands from a process that has loaded torch: each would need seconds of a core to load it."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["w5xde.cli.main", "w5xde.runtime.coordinator.body", "w5xde.chaos"])
-    return context
-
-
 def _print_to(output: Path) -> None:
     file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(file, 1)
@@ -168,23 +161,10 @@ def _run_function(work: Callable[[], object], output: Path) -> None:
     os._exit(0)
 
 
-def _run_command(words: list[str], folder: Path, variables: Mapping[str, str], output: Path) -> None:
-    from w5xde.cli.main import run
-
-    _print_to(output)
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(variables)
-    sys.argv = ["w5xde", *words]
-    run()
-
-
 def start_command(words: list[str], folder: Path, variables: Mapping[str, str], output: Path) -> Process:
     """Start a command whose end is the caller's concern; tests use `command`, chaos pools use this."""
-    context = _fork_server()
-    child = context.Process(target=_run_command, args=(words, folder, dict(variables), output))
-    child.start()
-    return Process(child.pid, lambda: child.exitcode, output)
+    child = start_warm(Command(words, output, folder, dict(variables)))
+    return Process(child.pid, child.poll, output)
 
 
 def _start_interpreter(words: list[str], folder: Path, variables: Mapping[str, str], output: Path) -> Process:

@@ -19,8 +19,10 @@ from typing import Any
 
 import msgspec
 
+from w5xde.chaos.child import Command, Process, spawn
 from w5xde.chaos.pool import Pool
 from w5xde.chaos.verdict import judge
+from w5xde.chaos.warm_start import start_warm
 from w5xde.cli.view import make_view
 from w5xde.config import Settings
 from w5xde.errors import TrainingError, UsageError, W5xdeError
@@ -76,7 +78,8 @@ def _soak(given: argparse.Namespace) -> int:
     settings = Settings(batches_per_step=STEP_BATCHES, seconds=limit, runs=given.runs, json=given.json)
     view = make_view(settings)
     view.say(f"seed {seed}; the same again:  {again}")
-    pool = Pool(Path(given.runs) / free_name(Path(given.runs), f"soak-{seed}"), settings, view.say)
+    run = Path(given.runs) / free_name(Path(given.runs), f"soak-{seed}")
+    pool = Pool(run, settings, view.say, start=_start)
     with pool.open():
         for _ in range(given.nodes):
             pool.add_node()
@@ -102,6 +105,11 @@ def _soak(given: argparse.Namespace) -> int:
         summary = {"run": pool.run.name, "seed": seed, "again": again, "good": is_good}
         print(to_json(summary | pool.summary() | throughput | verdict.summary()), flush=True)
     return 0 if is_good else TrainingError.exit_code
+
+
+def _start(command: Command) -> Process:
+    """Start the coordinator as a user would, and nodes warm: their starts would cost the others cores."""
+    return start_warm(command) if command.words[0] == "join" else spawn(command)
 
 
 @dataclass(frozen=True, slots=True)
