@@ -25,8 +25,8 @@ class Around:
             welcome=welcome,
             vector_bytes_max=0,
             configure=lambda sock: None,
-            entry=cast(Any, self),
-            proving=cast(Any, self),
+            gatekeeper=cast(Any, self),
+            canary_check=cast(Any, self),
         )
 
     def say(self, kind: str, text: str, node: str) -> None:
