@@ -36,3 +36,13 @@ def test_later_steps_lend_up_to_the_bound() -> None:
 @pytest.mark.parametrize("version", [0, 10_000])
 def test_a_bound_that_the_user_set_is_used_from_the_first_step_on(version: int) -> None:
     assert lent_steps(version, staleness=48) == lent_steps(100_000)
+
+
+def test_no_node_of_a_large_pool_is_idle_in_the_first_steps() -> None:
+    plan = Plan(step_batches=1, epoch_limit=1, step_limit=None, samples=100_000, batch_size=1)
+    members, leases = Members(), Leases(1)
+    mode = AsyncMode(plan, members, leases, None)
+    for number in range(16):
+        members.join(f"n{number}", 0.0, f"machine {number}")
+    mode.grants(members, 0, 0.0)
+    assert {lease.node for lease in leases} == {member.name for member in members}

@@ -79,7 +79,10 @@ class AsyncMode(Mode):
         """The staleness for which leases are granted at this version: at most `staleness`."""
         if self._bound is not None:
             return self._bound
-        return min(self.staleness, STALENESS_FIRST + version // STEPS_PER_STALENESS)
+        # As much as all nodes that can run at once hold, or some of a large pool would be idle at the start.
+        held = (1 + self._spare_frames) * self.members.parallel
+        first = max(STALENESS_FIRST, held - 1)
+        return min(self.staleness, first + version // STEPS_PER_STALENESS)
 
     @property
     def open_steps(self) -> list[OpenStep]:
