@@ -78,6 +78,10 @@ class Line:
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
+        self.is_reading = False
+
+    def go_on(self) -> None:
+        self.is_reading = True
 
     def send(self, message: Message) -> None:
         self.sent.append(message)
@@ -200,3 +204,18 @@ def test_an_update_that_was_thrown_away_and_is_wanted_after_all_is_lent_again() 
     around.counts = True
     around.updates.received(node, update, bytearray())
     assert around.told == [ev.Dropped("a", 7)]
+
+
+def test_when_the_run_ends_what_still_comes_is_read_and_thrown_away() -> None:
+    """A connection that is not read does not notice that its node has closed it."""
+    around = Surroundings(LARGE_BYTES_MIN)
+    first, second, third = (peer({number: 0}) for number in (1, 2, 3))
+    assert around.updates.may_send(first, Update(0, [Answer(1)]), LARGE_BYTES_MIN)
+    assert not around.updates.may_send(second, Update(0, [Answer(2)]), LARGE_BYTES_MIN)
+    around.updates.close()
+    assert cast(Line, second.connection).is_reading
+    assert around.updates.may_send(third, Update(0, [Answer(3)]), LARGE_BYTES_MIN)
+    for node in (second, third):
+        assert isinstance(around.updates.place(node, LARGE_BYTES_MIN), DiscardedVector)
+        around.updates.lost(node)
+    assert not around.updates.is_waiting(second)

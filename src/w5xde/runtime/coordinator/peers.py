@@ -370,6 +370,7 @@ class Peers:
                 peer.connection.send(Bye(reason[:4000], finished=True))
             else:
                 peer.connection.close()
+        self._host.updates.close()
         await self._wait_until_gone(parting_seconds)
         for peer in self._all_connections():
             peer.connection.abort()

@@ -75,6 +75,7 @@ class Updates:
         self._one_by_one = one_by_one
         self._queue: UploadQueue[Peer] = UploadQueue(budget_bytes)
         self._uploads: dict[Peer, Upload] = {}
+        self._is_closed = False
         # Updates on which the core has not decided, by node and lease.
         self._undecided: dict[tuple[str, int], list[Contribution]] = {}
 
@@ -85,6 +86,9 @@ class Updates:
         if not is_large(body_bytes) or peer.is_gone:
             return True
         self._uploads[peer] = Upload(update, body_bytes)
+        if self._is_closed:
+            self._uploads[peer].place = self._reader.discard()
+            return True
         announced = Announced(self._order_of(update), body_bytes, peer.expected_link(update))
         if not self._queue.ask(peer, announced, self._ports.clock()):
             return False
@@ -141,6 +145,17 @@ class Updates:
     def lost(self, peer: Peer) -> None:
         """The connection is gone, and the rest of its upload with it."""
         self._end_upload(peer)
+
+    def close(self) -> None:
+        """The run is over: read what still comes, and throw it away.
+
+        A connection that is not read would not notice that its node closes it.
+        """
+        self._is_closed = True
+        for peer in self._queue.waiting:
+            self._queue.end(peer, self._ports.clock())
+            self._uploads[peer].place = self._reader.discard()
+            peer.connection.go_on()
 
     # --- a complete update ------------------------------------------------------------------------
 
