@@ -43,7 +43,6 @@ class StepDecisions:
             return effects + state.end_epoch(step.epoch) + state.finish_if_settled()
         decided = ev.Step(step, state.version, shares)
         remarks = state.tally.decide(decided)
-        state.verification.applied(shares)
         state.version += decided.steps
         effects += [decided, *remarks, *notes]
         for node, reason in at_fault.items():
@@ -88,6 +87,7 @@ class StepDecisions:
         state = self._state
         for each in event.steps:
             step = state.tally.apply(each)
+            state.verification.applied(step.shares)
             effects += state.end_epoch(step.plan.epoch)
         if event.durable:
             state.progress.durable_steps = state.progress.steps
