@@ -678,3 +678,31 @@ def test_private_names_are_recognised():
         "self._work\ncls._work\nsuper()._work()\nos._exit(0)\nrow._replace(a=1)\nfrom x import __doc__"
     )
     assert list(private_accesses(own)) == []
+
+
+# --- one driver of the core -------------------------------------------------------------------------
+
+# The simulator drives the core through the real pipeline; all other tests share one driver.
+MAY_DRIVE = {"control/driver.py", "sim/coordinator.py"}
+
+
+def drives_core(tree: ast.AST) -> bool:
+    """Whether code makes a coordinator's core, or derives a class from it."""
+    called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    bases = [base for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases]
+    return any(ast.unparse(name).split(".")[-1] == "CoordinatorCore" for name in called + bases)
+
+
+def test_only_the_driver_and_the_simulator_construct_the_core():
+    found = {
+        path.relative_to(TESTS).as_posix()
+        for path in TESTS.rglob("*.py")
+        if drives_core(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert found == MAY_DRIVE
+
+
+def test_a_driver_of_the_core_is_recognised():
+    for code in ("CoordinatorCore(plan)", "c.CoordinatorCore(plan)", "class A(B, CoordinatorCore): ..."):
+        assert drives_core(ast.parse(code))
+    assert not drives_core(ast.parse("def check(core: CoordinatorCore): core.view"))

@@ -1,47 +1,79 @@
 """Honest runs: what the real core and scribe write down of a run in one life or several.
 
-Driven as the coordinator drives them, without sockets, tensors or clocks: whoever was lent something first is
-done with it first, and what the learner is asked for is done at once.
+The driver of these tests drives the core. Knows no sockets, tensors or clocks.
 """
 
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
+from tests.control.driver import Driver
 from w5xde.control import events as ev
-from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.ledger_records import Record, RecordBuilder
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.cut import Cut
-from w5xde.control.steps.leases import Lease
 from w5xde.control.steps.plan import Plan
 from w5xde.runtime.durable.resume import Replayed, Restored
 
-BATCH_SECONDS = 0.1
 # An epoch is 7 batches: steps of 3, 3 and 1.
 SAMPLES, SIZE, STEP, EPOCHS, STEPS = 14, 2, 3, 2, 6
 
 
+class Life(Driver):
+    """One life of a run: writes its records, and tells the story which steps and checkpoints it made."""
+
+    def __init__(self, story: Story, plan: Plan, settings: CoreSettings, cut: Cut | None) -> None:
+        super().__init__(plan, settings, cut)
+        self.node = self._compute
+        self.scribe = RecordBuilder()
+        self._story = story
+
+    def handle(self, event: ev.Event) -> list[ev.Effect]:
+        effects = super().handle(event)
+        self.scribe.saw(event, effects)
+        return effects
+
+    def perform(self, effect: ev.Effect) -> list[ev.Event]:
+        match effect:
+            case ev.Step():
+                self._story.steps.append((effect, self.core.view.cut(self.now)))
+            case ev.Save(cut):
+                self._story.cuts[cut.version] = cut
+                facts = {"version": cut.version, "sha256": f"hash of {cut.version}"}
+                self.scribe.add({"kind": "checkpoint", **facts})
+        return super().perform(effect)
+
+    def _compute(self, work: ev.Assign) -> list[ev.Event]:
+        """Fail the lease with the poisoned batch of the first epoch, and answer the others."""
+        events: list[ev.Event] = []
+        for lease in work.leases:
+            first, span = lease.step.first, lease.span
+            if lease.step.epoch == 0 and self._story.poison in range(first + span.start, first + span.stop):
+                events.append(ev.Failed(work.node, lease.id, "it is poisoned"))
+            else:
+                events += self.answer(replace(work, leases=[lease]))
+        return events
+
+
 class Story:
-    """A run in several lives, driven as the coordinator drives its core, and all that is written of it."""
+    """A run in several lives, and all that is written of it."""
+
+    life: Life
 
     def __init__(self, mode: str = "sync", *, stream: bool = False, poison: int | None = None, **more: Any):
         self.records: list[Record] = []
         self.cuts: dict[int, Cut] = {}
         self.steps: list[tuple[ev.Step, Cut]] = []
-        self._mode, self._is_stream, self._poison = mode, stream, poison
-        self._settings = CoreSettings(mode=mode, **({"save_steps": 2} | more))
-        self._life = 0
-        self._now = 0.0
+        self.poison = poison
+        self._mode, self._is_stream = mode, stream
+        self._settings = CoreSettings(mode=mode, incarnation=0, **({"save_steps": 2} | more))
 
     def live(self, *nodes: str, steps: int = 99, version: int | None = None, replay: int = 0) -> Story:
         """Another life: from a checkpoint and the log, if there was one, until this many steps or the end."""
-        self._life += 1
-        # Both are None in the first life: everything begins anew.
+        # Both are empty in the first life: everything begins anew.
         cut = self.cuts.get(version) if version is not None else None
         again = self.steps[version : version + replay] if version is not None else []
         if again:
@@ -53,26 +85,24 @@ class Story:
             samples=None if self._is_stream else SAMPLES,
             batch_size=SIZE,
         )
-        self._core = CoordinatorCore(plan, replace(self._settings, incarnation=self._life), cut)
+        self._settings = replace(self._settings, incarnation=self._settings.incarnation + 1)
+        life = self.life = Life(self, plan, self._settings, cut)
         facts = plan.facts | {"mode": self._mode}
-        self.records.append({"kind": "start", "incarnation": self._life, "plan": facts})
+        self.records.append({"kind": "start", "incarnation": self._settings.incarnation, "plan": facts})
         if version is not None:
             self._restored(version, again)
-        del self.steps[self._core.view.version :]
-        self._scribe, self._pending = RecordBuilder(), deque[Lease]()
-        self._finish: ev.Finish | None = None
-        self._tell(ev.Ticked(), *(ev.Joined(node) for node in nodes))
+        del self.steps[life.core.view.version :]
+        life.feed(ev.Ticked())
+        life.join(*nodes)
         if self._is_stream:
             start = plan.cursor
             for epoch in range(start.epoch, EPOCHS):
                 batches = 7 - (start.first if epoch == start.epoch else 0)
-                self._tell(*(ev.Discovered(epoch, SIZE) for _ in range(batches)), ev.Discovered(epoch, 0))
-        while self._finish is None and len(self.steps) < steps:
-            self._work()
-        self.records += self._scribe.drain()
-        if self._finish is not None:
-            ended = {"reason": self._finish.reason, "error": self._finish.error}
-            self.records.append({"kind": "stop", **ended})
+                life.feed(*(ev.Discovered(epoch, SIZE) for _ in range(batches)), ev.Discovered(epoch, 0))
+        life.run(until=lambda: len(self.steps) >= steps)
+        self.records += life.scribe.drain()
+        if life.finish is not None:
+            self.records.append({"kind": "stop", **asdict(life.finish)})
         return self
 
     def _restored(self, version: int, again: list[tuple[ev.Step, Cut]]) -> None:
@@ -88,52 +118,7 @@ class Story:
             aside=checkpoint.accounts.aside,
             replayed=replayed,
         )
-        self.records += copy.deepcopy(restored.records(self._core.view.accounts.aside))
-
-    def _work(self) -> None:
-        """Whoever was lent something first is done, or fails; or else time passes."""
-        self._now += BATCH_SECONDS
-        if not self._pending:
-            self._tell(ev.Ticked(heard={member.name: self._now for member in self._core.view.members}))
-            return
-        lease = self._pending.popleft()
-        batches = range(lease.step.first + lease.span.start, lease.step.first + lease.span.stop)
-        if lease.step.epoch == 0 and self._poison in batches:
-            self._tell(ev.Failed(lease.node, lease.id, "it is poisoned"))
-        else:
-            self._tell(ev.Answered(lease.node, [lease.id], BATCH_SECONDS))
-
-    def _tell(self, *events: ev.Event) -> None:
-        waiting = deque(events)
-        while waiting:
-            event = waiting.popleft()
-            effects = self._core.handle(event, self._now)
-            self._scribe.saw(event, effects)
-            for effect in effects:
-                waiting += self._perform(effect)
-
-    def _perform(self, effect: ev.Effect) -> list[ev.Event]:
-        match effect:
-            case ev.Assign():
-                self._pending += effect.leases
-            case ev.Cancel():
-                self._pending = deque(each for each in self._pending if each.id not in effect.leases)
-                return [ev.Dropped(effect.node, lease) for lease in effect.leases]
-            case ev.Step():
-                self.steps.append((effect, self._core.view.cut(self._now)))
-                return [ev.Stepped([effect.plan.index], durable=self._settings.logs_steps)]
-            case ev.Save():
-                self.cuts[effect.cut.version] = effect.cut
-                version, steps = effect.cut.version, effect.cut.progress.steps
-                sha256 = f"hash of {version}"
-                self._scribe.add({"kind": "checkpoint", "version": version, "sha256": sha256})
-                return [ev.Saved(steps)]
-            case ev.Finish():
-                self._finish = effect
-        return []
-
-    def leave(self, node: str) -> None:
-        self._tell(ev.Left(node, "gone"))
+        self.records += copy.deepcopy(restored.records(self.life.core.view.accounts.aside))
 
 
 def two_lives(mode: str = "sync") -> Story:

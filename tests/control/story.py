@@ -17,9 +17,8 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from tests.control.invariants import check
+from tests.control.driver import BATCH_SECONDS, Driver
 from w5xde.control import events as ev
-from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.membership import TICK_SECONDS
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.leases import INCARNATION_SHIFT, Lease
@@ -30,8 +29,6 @@ from w5xde.tree import Span
 ARROW = "→"
 COLUMN_MIN = 24
 UNITS = {"ms": 0.001, "s": 1.0, "h": 3600.0}
-# What an answer says of a batch where the story does not.
-BATCH_SECONDS = 0.1
 
 
 def retold(text: str) -> str:
@@ -58,8 +55,8 @@ def retold(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-class Teller:
-    """Understands the words of a story and asks the core."""
+class Teller(Driver):
+    """Understands the words of a story and asks the core; performs nothing that the story does not tell."""
 
     def __init__(self, header: str) -> None:
         given = dict(word.split("=", 1) for word in header.split()[1:])
@@ -69,7 +66,7 @@ class Teller:
             given.pop("epochs", "1"),
             given.pop("seconds", None),
         )
-        self.core = CoordinatorCore(
+        super().__init__(
             Plan(
                 step_batches=int(given.pop("step", "4")),
                 epoch_limit=None if epochs == "any" else int(epochs),
@@ -128,9 +125,7 @@ class Teller:
         return self._words[word](words)
 
     def _say(self, event: ev.Event) -> Iterator[str]:
-        effects = self.core.handle(event, self.now)
-        check(self.core)
-        for effect in effects:
+        for effect in self.handle(event):
             if isinstance(effect, ev.Step):
                 self._applying.append(effect)
             yield in_words(effect)

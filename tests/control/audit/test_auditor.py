@@ -12,6 +12,7 @@ import pytest
 
 from tests.control.honest import EPOCHS, HONEST, SAMPLES, SIZE, STEPS, Story, two_lives
 from tests.security.measure import MIB, peak_bytes
+from w5xde.control import events as ev
 from w5xde.control.audit.auditor import Auditor, Findings
 from w5xde.control.ledger_records import Record
 from w5xde.control.steps.leases import INCARNATION_SHIFT
@@ -49,37 +50,24 @@ def test_what_was_lost_and_redone_is_counted() -> None:
     assert audited(HONEST["replayed"]().records).steps_redone == 0
 
 
-class Mended(Story):
-    """A run whose bad batch is mended after its first life, or whose node leaves at its end."""
-
-    def resume_mended(self, *nodes: str) -> Story:
-        version = self._core.view.version
-        self.cuts[version] = self._core.view.cut(0.0)
-        self._poison = None
-        return self.live(*nodes, version=version)
-
-    def leave_at_the_end(self, node: str) -> None:
-        self.leave(node)
-        self.records += self._scribe.drain()
-
-
 def test_a_batch_set_aside_ends_the_run_and_is_tried_again_when_it_is_resumed() -> None:
-    story = Mended(poison=4)
-    story.live("a", "b")
+    story = Story(poison=4).live("a", "b")
     assert "batch 4 failed wherever" in audited(story.records).ended
     assert audited(story.records).violations == []
     assert audited(story.records).epochs == 0
-    found = audited(story.resume_mended("a").records)
+    # Its data is repaired before the run is resumed.
+    story.poison, view = None, story.life.core.view
+    story.cuts[view.version] = view.cut(0.0)
+    found = audited(story.live("a", version=view.version).records)
     assert found.violations == []
     assert (found.batches, found.epochs, found.aside) == (14, 2, [])
     assert found.steps == STEPS + 1
 
 
 def test_a_node_that_goes_in_the_middle_is_no_violation() -> None:
-    story = Mended()
-    story.live("a", "b", steps=2)
-    story.leave_at_the_end("a")
-    found = audited(story.records)
+    story = Story().live("a", "b", steps=2)
+    story.life.feed(ev.Left("a", "gone"))
+    found = audited(story.records + story.life.scribe.drain())
     assert found.violations == []
     assert found.nodes["a"].expired > 0
 

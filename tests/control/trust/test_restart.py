@@ -5,11 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tests.control.driver import Driver, only
 from w5xde.control import events as ev
-from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.cut import Cut
-from w5xde.control.steps.leases import Lease
 from w5xde.control.steps.plan import Plan
 from w5xde.control.trust.norm_limits import AUTO, KNOWN_MIN
 
@@ -18,33 +17,17 @@ OWN_NORM = 1.0
 USUAL = 0.01
 
 
-class Pool:
-    """A core and two nodes that answer at once."""
+class Pool(Driver):
+    """Two nodes whose updates have the norm that the test wants."""
 
     def __init__(self, cut: Cut | None = None) -> None:
         plan = Plan(step_batches=1, epoch_limit=None, step_limit=1000, samples=4000, batch_size=4)
-        settings = CoreSettings("sync", max_update_norm=AUTO, own_norm=OWN_NORM)
-        self.core = CoordinatorCore(plan, settings, cut)
-        self._leases: list[Lease] = []
-        for node in ("a", "b"):
-            self.tell(ev.Joined(node))
-
-    def tell(self, event: ev.Event) -> list[ev.Effect]:
-        effects = self.core.handle(event, 0.0)
-        for effect in effects:
-            if isinstance(effect, ev.Assign):
-                self._leases += effect.leases
-        for effect in effects:
-            if isinstance(effect, ev.Step):
-                self.tell(ev.Stepped([effect.plan.index]))
-        return effects
-
-    def answer(self, norm: float) -> list[ev.Effect]:
-        lease = self._leases.pop(0)
-        return self.tell(ev.Answered(lease.node, [lease.id], 1.0, norms=[norm]))
+        super().__init__(plan, CoreSettings("sync", max_update_norm=AUTO, own_norm=OWN_NORM), cut)
+        self.join("a", "b")
 
     def is_doubted(self, norm: float) -> bool:
-        return any(isinstance(each, ev.Note) and each.kind == "doubt" for each in self.answer(norm))
+        self.node = lambda work: self.answer(work, norm)
+        return any(note.kind == "doubt" for note in only(ev.Note, self.work()))
 
 
 @pytest.fixture
@@ -52,7 +35,7 @@ def facts() -> dict[str, object]:
     """The cut of a run that knows what is usual, as a checkpoint holds it."""
     pool = Pool()
     for _ in range(2 * KNOWN_MIN):
-        pool.answer(USUAL)
+        pool.is_doubted(USUAL)
     cut = pool.core.view.cut(0.0)
     return dict(msgspec.json.decode(msgspec.json.encode(msgspec.to_builtins(cut, str_keys=True))))
 
