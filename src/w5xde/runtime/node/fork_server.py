@@ -37,6 +37,8 @@ from w5xde.ticket import Ticket, parse
 GRACE_SECONDS = 5.0
 # A fork server that is to end and reports nothing for this long is frozen.
 CLOSE_SECONDS = GRACE_SECONDS + 2.0
+# The same when the nodes are killed: part of the three seconds in which a second Ctrl-C ends the program.
+CLOSE_NOW_SECONDS = 0.5
 # How long a new node looks for a coordinator that is just about to listen.
 START_SECONDS = 10.0
 # How often the fork server looks for nodes that have ended.
@@ -117,7 +119,7 @@ class ForkServer:
 
     def close(self, *, now: bool = False) -> None:
         """Wait until all nodes have left, or with `now` have them killed; afterwards no process is left."""
-        self._socket.settimeout(CLOSE_SECONDS)
+        self._socket.settimeout(CLOSE_NOW_SECONDS if now else CLOSE_SECONDS)
         try:
             if now:
                 _send(self._socket, STOP)

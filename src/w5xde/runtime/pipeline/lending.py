@@ -35,12 +35,12 @@ class Lending:
 
     def lend(self, effect: ev.Assign) -> None:
         """Send these leases together, as soon as their batches are there."""
-        self._to_verify.update(effect.verify)
         leases, peer = effect.leases, self._ports.peers.get(effect.node)
         if peer is None:
             for lease in leases:
                 self._dispatch(ev.Dropped(effect.node, lease.id))
             return
+        self._to_verify.update(effect.verify)
         keys = [key for lease in leases for key in lease.step.keys[lease.span.start : lease.span.stop]]
         found: PackedBatches = self._ports.batches.at_once(keys) or {}
         if found:
