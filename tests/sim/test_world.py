@@ -13,6 +13,7 @@ import pytest
 from tests.sim.machine import Machine
 from tests.sim.scenario import FAULTS, Scenario
 from tests.sim.world import Failure, World
+from w5xde.control.view import CoreView
 
 SEEDS = 1000
 CHUNK = 25
@@ -79,7 +80,7 @@ def test_a_seed_tells_the_same_story_in_another_process(hash_seed: str) -> None:
 
 def test_a_failure_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(Scenario.of_seed(7))
-    monkeypatch.setattr(world.core, "version", 5)
+    monkeypatch.setattr(CoreView, "version", 5)
     with pytest.raises(Failure, match=r"python -m tests\.sim --seed 7 --verbose"):
         world.run()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import w5xde
-from tests.processes import HERE, JOBS, command, coordinator, events, node, ticket_of
+from tests.processes import HERE, JOBS, HurryOnce, command, coordinator, events, node, ticket_of
 from tests.security.net.test_tls import Authority
 from tests.security.stranger import Stranger
 from w5xde.config import Settings
@@ -47,15 +47,20 @@ def test_a_certificate_of_the_users_own_is_checked_by_its_name_authority_and_dat
 
 
 @pytest.mark.parametrize("is_mutual", [False, True])
-def test_local_nodes_come_over_tcp_to_a_certificate_of_the_users_own(is_mutual: bool, tmp_path: Path) -> None:
+def test_local_nodes_come_over_tcp_to_a_certificate_of_the_users_own(
+    is_mutual: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is for a name that is not theirs: they know the very certificate, and show it if one is wanted."""
     authority = Authority(tmp_path / "authority")
     cert, key = (str(each) for each in authority.issue("trainer.example.org"))
     settings = {"nodes": 2, "steps": 5, "runs": str(tmp_path), "log": "silent"}
     given = {"tls_cert": cert, "tls_key": key, "host": "0.0.0.0", "advertise": "trainer.example.org"}
     given |= {"tls_ca": str(authority.file)} if is_mutual else {}
-    result = w5xde.train(f"{JOBS}:job", name="secured", road="tcp", **given, **settings)
-    plain = w5xde.train(f"{JOBS}:job", name="plain", **settings)
+    # Both nodes must have joined before the run is over.
+    monkeypatch.setenv("TEST_HURRY_FILE", str(tmp_path / "hurry"))
+    both = HurryOnce(tmp_path / "hurry", "local-1", "local-2")
+    result = w5xde.train(f"{JOBS}:slow", name="secured", road="tcp", callbacks=[both], **given, **settings)
+    plain = w5xde.train(f"{JOBS}:slow", name="plain", **settings)
     assert result.summary["weights_sha256"] == plain.summary["weights_sha256"]
     told = [record for record in events(tmp_path / "secured") if record["kind"] == "joined"]
     assert {record["node"] for record in told} == {"local-1", "local-2"}

@@ -56,12 +56,13 @@ for words in json.loads(sys.argv[1]):
 """
 
 
-@pytest.fixture(scope="module")
+# Not by module: pytest would make it twice if other tests run between those of this module.
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("bench")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def results(folder: Path) -> dict[str, dict[str, Any]]:
     """What each benchmark prints with --json; its picture is drawn too."""
     calls = [["bench", name, *words, "--json", "--plot", f"{name}.png"] for name, words in COMMANDS.items()]
