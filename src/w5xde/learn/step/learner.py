@@ -246,7 +246,9 @@ class Learner:
                 state.add_(change)
 
     def snapshot(self, *, whole: bool) -> memoryview:
-        """The parameters of this version as bytes that stay as they are; made once for all nodes."""
+        """The parameters of this version as bytes that stay as they are; of a small model one for all."""
+        if self._is_large:
+            return self.flat.snapshot(whole=whole)
         cached = self._snapshots.get(whole)
         if cached is None or cached[0] != self.version:
             cached = self._snapshots[whole] = (self.version, self.flat.snapshot(whole=whole))
