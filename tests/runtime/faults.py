@@ -44,6 +44,10 @@ class FaultyDisk(RealDisk):
             raise
         super().write(name, [data])
 
+    def create(self, name: str) -> Appender:
+        self.check("create", name)
+        return FaultyAppender(self, name, super().create(name))
+
     def append(self, name: str) -> Appender:
         self.check("append", name)
         return FaultyAppender(self, name, super().append(name))
@@ -77,7 +81,7 @@ class FaultyAppender:
     def __init__(self, disk: FaultyDisk, name: str, file: Appender) -> None:
         self._disk, self._name, self._file = disk, name, file
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Piece) -> None:
         try:
             self._disk.check("append to", self._name)
         except OSError:

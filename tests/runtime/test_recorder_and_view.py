@@ -54,7 +54,7 @@ def test_a_model_that_cannot_be_saved_is_told_with_its_fix(
 
     monkeypatch.setattr(recorder.disk, "write", write)
     with pytest.raises(StorageError, match="cannot be saved"):
-        recorder.save_model(b"weights")
+        recorder.save_model([b"weights"], lambda sha256: None)
     recorder.close()
 
 

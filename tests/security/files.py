@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 import w5xde
+from tests.learn.states import content_of
 from tests.security.measure import refusal_of, require
 from tests.sim.disk import VirtualDisk
 from tests.system.jobs import data, loss
@@ -63,7 +64,7 @@ def a_learner() -> Learner:
 
 @lru_cache(1)
 def honest_files() -> dict[str, bytes]:
-    return capture(prepare(JOB, Settings()).learner).files()
+    return content_of(capture(prepare(JOB, Settings()).learner))
 
 
 def check_learner_files(files: dict[str, bytes]) -> bool:

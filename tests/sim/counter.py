@@ -6,12 +6,15 @@ the same sums in the same order: the simulator's word for "the same weights".
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from tests.sim.scenario import Scenario
 from w5xde.control import events as ev
+from w5xde.runtime.durable.disk import Piece
 
 # A sum is a pair of sums, or a batch: (epoch, batch, version of the parameters it was computed on).
 Sum = tuple[Any, ...]
@@ -56,25 +59,25 @@ class Counter:
     # --- what a checkpoint keeps ------------------------------------------------------------------
 
     def capture(self) -> Captured:
-        return Captured(self.version, self.value, json.dumps(self.counts).encode())
+        return Captured(self)
 
-    def load(self, files: dict[str, bytes]) -> None:
+    def load(self, files: Mapping[str, bytes]) -> None:
         self.counts = json.loads(files["counts"])
         facts = json.loads(files["facts"])
         self.version, self.value = facts["version"], facts["value"]
 
 
 class Captured:
-    """A copy that nobody changes."""
+    """The learner's state: of odd versions the learner itself, which its next step changes, else a copy."""
 
-    def __init__(self, version: int, value: str, counts: bytes) -> None:
-        self.version = version
-        self._value = value
-        self._counts = counts
+    def __init__(self, learner: Counter) -> None:
+        self.version = learner.version
+        self.is_live = self.version % 2 == 1
+        self._learner = learner if self.is_live else copy.deepcopy(learner)
 
-    def files(self) -> dict[str, bytes]:
-        facts = {"version": self.version, "value": self._value}
-        return {"counts": self._counts, "facts": json.dumps(facts).encode()}
+    def files(self) -> dict[str, list[Piece]]:
+        facts = {"version": self._learner.version, "value": self._learner.value}
+        return {"counts": [json.dumps(self._learner.counts).encode()], "facts": [json.dumps(facts).encode()]}
 
     def weights_sha256(self) -> str:
-        return self._value
+        return self._learner.value

@@ -131,11 +131,15 @@ class VirtualDisk:
         file.sync()
 
     def write(self, name: str, pieces: Iterable[Piece]) -> None:
+        file = self.create(name)
+        for piece in pieces:
+            file.write(piece)
+        file.sync()
+
+    def create(self, name: str) -> Appender:
         folder, last = self._find(name)
         file = folder.live[last] = File()
-        for piece in pieces:
-            self.put(name, file, bytes(piece))
-        self.settle(name, file)
+        return _Appender(self, name, file)
 
     def append(self, name: str) -> Appender:
         self._point(f"create {name}")
@@ -180,8 +184,8 @@ class _Appender:
         self._name = name
         self._file = file
 
-    def write(self, data: bytes) -> None:
-        self._disk.put(self._name, self._file, data)
+    def write(self, data: Piece) -> None:
+        self._disk.put(self._name, self._file, bytes(data))
 
     def sync(self) -> None:
         self._disk.settle(self._name, self._file)

@@ -16,6 +16,7 @@ from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, Optimizer, 
 from tests.learn import jobs
 from tests.learn.jobs import make, mlp, settings
 from tests.learn.pool import Node
+from tests.learn.states import content_of
 from tests.learn.step.test_checkpoint_values import same
 from tests.learn.summing import Complete, Lent
 from w5xde import Job
@@ -87,7 +88,7 @@ def test_from_any_of_twenty_steps_the_next_hundred_are_the_same_bit_by_bit() -> 
     kept, hashes = {}, []
     for version in range(2 * STEPS_AFTER):
         if version in stops:
-            kept[version] = capture(whole.learner).files()
+            kept[version] = content_of(capture(whole.learner))
         hashes.append(whole.step())
     for version, files in kept.items():
         resumed = Training(job, SMALL, files)
@@ -100,7 +101,7 @@ def goes_on_alike(job: Job, settings: Settings = SMALL, *, before: int = 7, afte
     first = Training(job, settings)
     first.steps(before)
     state = capture(first.learner)
-    files = state.files()
+    files = content_of(state)
     assert state.weights_sha256() == first.learner.weights_sha256()
     expected = first.steps(after)
     assert len(set(expected)) > 1, "nothing was trained, so nothing is shown"
@@ -245,7 +246,7 @@ def test_every_bit_of_the_model_comes_back_even_those_that_are_no_numbers() -> N
     learner.flat.state.random_(generator=torch.Generator().manual_seed(3))
     learner.flat.module.get_buffer("flag").copy_(torch.tensor([False, True]))
     other = prepare(every_job(), SMALL).learner
-    restore(other, capture(learner).files())
+    restore(other, content_of(capture(learner)))
     for (name, tensor), found in zip(
         learner.flat.module.state_dict().items(), other.flat.module.state_dict().values(), strict=True
     ):
@@ -256,9 +257,9 @@ def test_a_capture_stays_as_it_is_while_the_learner_goes_on() -> None:
     training = Training(make(noisy_mlp, optimizer=OPTIMIZERS["Adam"]), SMALL)
     training.steps(3)
     state = capture(training.learner)
-    before = state.files()
+    before = content_of(state)
     training.steps(3)
-    assert state.files() == before
+    assert content_of(state) == before
 
 
 # --- what does not fit ----------------------------------------------------------------------------
@@ -294,7 +295,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("words", OTHERS)
 def test_a_job_that_does_not_fit_is_refused_by_the_first_difference(words: str) -> None:
-    files = capture(prepare(plain(), SMALL).learner).files()
+    files = content_of(capture(prepare(plain(), SMALL).learner))
     learner = prepare(OTHERS[words], SMALL).learner
     before = learner.weights_sha256()
     with pytest.raises(StorageError, match=words) as refused:
@@ -305,7 +306,7 @@ def test_a_job_that_does_not_fit_is_refused_by_the_first_difference(words: str) 
 
 
 def test_many_differences_are_counted_not_listed() -> None:
-    files = capture(prepare(plain(), SMALL).learner).files()
+    files = content_of(capture(prepare(plain(), SMALL).learner))
     other = prepare(plain(model=wide, optimizer=grouped), SMALL).learner
     with pytest.raises(StorageError, match=r"and 1 more$"):
         restore(other, files)

@@ -23,7 +23,7 @@ from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.job.node_setup import prepare_node
 from w5xde.learn.model.digest import weights_sha256
 from w5xde.learn.model.layout import Vector
-from w5xde.learn.step.checkpoint import model_file
+from w5xde.learn.step.checkpoint import model_pieces
 from w5xde.learn.step.learner import Learner
 from w5xde.learn.step.sums import Contribution, StepNotFinite
 from w5xde.learn.train.trainer import Task
@@ -73,7 +73,7 @@ def test_the_hash_of_a_known_model_never_changes() -> None:
 
 def test_the_saved_model_can_be_read_without_us(tmp_path: Path) -> None:
     learner = every_learner()
-    (tmp_path / "model.safetensors").write_bytes(model_file(learner.flat.module))
+    (tmp_path / "model.safetensors").write_bytes(b"".join(model_pieces(learner.flat.module)))
     saved = load_file(tmp_path / "model.safetensors")
     fresh = Every()
     fresh.load_state_dict(saved, strict=True)
@@ -85,7 +85,7 @@ def test_the_saved_model_can_be_read_without_us(tmp_path: Path) -> None:
 
 def test_a_saved_model_that_was_trained_is_the_trained_one(tmp_path: Path) -> None:
     trained = train_in_pool(make(mlp(lambda: nn.BatchNorm1d(16))), settings(), nodes=2, seed=0)
-    (tmp_path / "model.safetensors").write_bytes(model_file(trained.learner.flat.module))
+    (tmp_path / "model.safetensors").write_bytes(b"".join(model_pieces(trained.learner.flat.module)))
     fresh = mlp(lambda: nn.BatchNorm1d(16))()
     fresh.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=True)
     assert weights_sha256(fresh) == trained.sha256

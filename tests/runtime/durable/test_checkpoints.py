@@ -15,6 +15,7 @@ import pytest
 
 import w5xde
 from tests.learn.jobs import make, mlp, settings
+from tests.learn.states import content_of
 from tests.runtime.faults import FaultyDisk, failing_at
 from tests.system.jobs import job
 from w5xde.learn.job.coordinator_setup import prepare
@@ -38,7 +39,7 @@ def learner() -> Learner:
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, bytes]:
-    return capture(learner()).files()
+    return content_of(capture(learner()))
 
 
 def save(store: CheckpointStore, version: int, files: dict[str, bytes]) -> str:
@@ -351,7 +352,7 @@ class PruningDisk(RealDisk):
     def read(self, name: str, start: int = 0, count: int | None = None) -> bytes:
         if name.startswith(f"{FOLDER}/step-000000001/") and self.names(f"{FOLDER}/step-000000001"):
             self.remove(f"{FOLDER}/step-000000001")
-        return super().read(name)
+        return super().read(name, start, count)
 
 
 def test_an_audit_does_not_mind_a_checkpoint_that_is_removed_meanwhile(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load, save
 
 import w5xde
+from tests.learn.states import content_of
 from tests.processes import JOBS
 from tests.system.jobs import job
 from w5xde.cli.main import main
@@ -126,7 +127,7 @@ HOSTILE: dict[str, Spoil] = {
 
 @pytest.fixture(scope="module")
 def honest() -> Files:
-    return capture(prepare(job, Settings()).learner).files()
+    return content_of(capture(prepare(job, Settings()).learner))
 
 
 @pytest.mark.parametrize("case", HOSTILE)
@@ -149,8 +150,8 @@ def planted(run_folder: Path, runs: Path, spoil: Spoil, **changes: Any) -> None:
     shutil.copytree(run_folder, runs / "mine")
     store = CheckpointStore(RealDisk(runs / "mine"))
     checkpoint = store.read(store.versions()[-1])
-    shutil.rmtree(runs / "mine" / "checkpoints")
     files = dict(checkpoint.files)
+    shutil.rmtree(runs / "mine" / "checkpoints")
     spoil(files)
     facts = {key: value for key, value in (checkpoint.facts | changes).items() if value is not None}
     store.save(checkpoint.version, {name: [data] for name, data in files.items()}, facts)

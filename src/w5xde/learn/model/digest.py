@@ -20,19 +20,20 @@ def weights_sha256(module: torch.nn.Module) -> str:
 def tensors_sha256(tensors: Iterable[torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(_bytes_of(tensor).numpy().data)
+        digest.update(bytes_of(tensor).numpy().data)
     return digest.hexdigest()
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors have the same bits: 0.0 differs from -0.0, and a NaN equals itself."""
-    return torch.equal(_bytes_of(one), _bytes_of(other))
+    return torch.equal(bytes_of(one), bytes_of(other))
 
 
 def same_loss(one: float, other: float) -> bool:
     return struct.pack("d", one) == struct.pack("d", other)
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, without a copy if it is contiguous and on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)

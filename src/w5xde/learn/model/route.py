@@ -12,6 +12,10 @@ INLINE_BYTES_MAX = 256 * 1024
 # From this size on a copy of a vector costs more than a system call, and the allocator asks the system for
 # memory each time.
 LARGE_BYTES_MIN = 1024 * 1024
+# From this size on a checkpoint is written from the learner's own memory, and the next step waits for that:
+# a copy of parameters and optimizer state would take as long, and as much memory again. Below it a copy is
+# cheap, and then no step waits for the disk.
+SAVED_IN_PLACE_BYTES_MIN = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,10 @@ class VectorRoute:
     @property
     def is_large(self) -> bool:
         return is_large(self.vector_bytes)
+
+    @property
+    def is_saved_in_place(self) -> bool:
+        return self.vector_bytes >= SAVED_IN_PLACE_BYTES_MIN
 
 
 def is_large(byte_count: int) -> bool:

@@ -5,7 +5,7 @@
     learner.json            what is not a tensor, and where in it each tensor belongs
 
 Numbers, strings, lists, tuples, dicts and tensors are restored as they were (subclasses as their base class);
-a value of any other type is refused, with its name. Knows no disk: files are bytes.
+a value of any other type is refused, with its name. Knows no disk: a file is an iterable of pieces.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import contextlib
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -22,12 +22,13 @@ import msgspec
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 from w5xde.errors import JobError, StorageError
 from w5xde.learn.job.job import describe
 from w5xde.learn.model.digest import tensors_sha256
 from w5xde.learn.model.layout import differences
+from w5xde.learn.model.tensor_file import safetensors_pieces
 from w5xde.learn.step.learner import Learner
 from w5xde.messages import Layout
 
@@ -43,13 +44,13 @@ Tensors = dict[str, torch.Tensor]
 
 
 def pack(value: Any, where: str, tensors: Tensors) -> Any:
-    """The value as JSON; copies of its tensors are added to `tensors`, named after their place in it."""
+    """The value as JSON; its tensors are added to `tensors`, named after their place in it."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, torch.Tensor):
         # Two places may have the same name, as those of the keys 1 and "1".
         name = where if where not in tensors else f"{where}~{len(tensors)}"
-        tensors[name] = value.detach().to("cpu", copy=True).contiguous()
+        tensors[name] = value.detach()
         return {"tensor": name}
     if isinstance(value, int):
         return int(value) if abs(value) <= _INT_MAX else {"int": str(value)}
@@ -140,27 +141,33 @@ def _set_random_state(state: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LearnerState:
-    """A copy of a learner's state between two steps."""
+    """A learner's state between two steps."""
 
     version: int
     model: Tensors
     training: Tensors
     facts: dict[str, Any]
+    # Whether the tensors are the learner's own, which its next step changes, and not copies.
+    is_live: bool
 
     def weights_sha256(self) -> str:
         return tensors_sha256(self.model.values())
 
-    def files(self) -> dict[str, bytes]:
-        """The content of each file, by name."""
+    def files(self) -> dict[str, Iterable[bytes | memoryview]]:
+        """The content of each file, by name, in pieces."""
         return {
-            MODEL: save(self.model),
-            TRAINING: save(self.training),
-            LEARNER: msgspec.json.encode(self.facts),
+            MODEL: safetensors_pieces(self.model),
+            TRAINING: safetensors_pieces(self.training),
+            LEARNER: [msgspec.json.encode(self.facts)],
         }
 
 
 def capture(learner: Learner) -> LearnerState:
-    """Copy the learner's state. Raises JobError if the optimizer's state has a value that cannot be saved."""
+    """Copy the learner's state, or only refer to it if it is large (`is_live`).
+
+    Raises JobError if the optimizer's state has a value that cannot be saved.
+    """
+    model = _model_tensors(learner.flat.module)
     training: Tensors = {}
     facts = _identity(learner) | {
         "version": learner.version,
@@ -170,21 +177,23 @@ def capture(learner: Learner) -> LearnerState:
         ),
         "random": pack(_random_state(), "random", training),
     }
-    return LearnerState(learner.version, _model_tensors(learner.flat.module), training, facts)
+    is_live = learner.route.is_saved_in_place
+    if not is_live:
+        model, training = _copies(model), _copies(training)
+    return LearnerState(learner.version, model, training, facts, is_live)
 
 
-def model_file(module: torch.nn.Module) -> bytes:
-    """The whole state dict in the format safetensors."""
-    return save(_model_tensors(module))
+def _copies(tensors: Tensors) -> Tensors:
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def model_pieces(module: torch.nn.Module) -> Iterator[bytes | memoryview]:
+    """The whole state dict in the format safetensors; the module must not change before all is used."""
+    return safetensors_pieces(_model_tensors(module))
 
 
 def _model_tensors(module: torch.nn.Module) -> Tensors:
-    # Copies, because the format refuses tensors that share memory, and ours share one buffer.
-    return {
-        name: tensor.detach().to("cpu", copy=True).contiguous()
-        for name, tensor in module.state_dict().items()
-        if isinstance(tensor, torch.Tensor)
-    }
+    return {name: each for name, each in module.state_dict().items() if isinstance(each, torch.Tensor)}
 
 
 def refuse_unkeepable(learner: Learner) -> None:
@@ -234,14 +243,14 @@ _DECODING_ERRORS = (
 )
 
 
-def restore(learner: Learner, files: dict[str, bytes]) -> None:
+def restore(learner: Learner, files: Mapping[str, bytes]) -> None:
     """Restore the learner from a checkpoint's files; raises StorageError if they do not fit the job."""
     with _refusing_foreign_files():
         facts = _restore_weights(learner, files)
         _restore_training(learner, facts, load(files[TRAINING]))
 
 
-def restore_weights(learner: Learner, files: dict[str, bytes]) -> None:
+def restore_weights(learner: Learner, files: Mapping[str, bytes]) -> None:
     """Restore only the model and its version, for a learner that broke and will not train any more."""
     with _refusing_foreign_files():
         _restore_weights(learner, files)
@@ -259,7 +268,7 @@ def _refusing_foreign_files() -> Iterator[None]:
         ) from error
 
 
-def _restore_weights(learner: Learner, files: dict[str, bytes]) -> _LearnerJson:
+def _restore_weights(learner: Learner, files: Mapping[str, bytes]) -> _LearnerJson:
     facts = msgspec.json.decode(files[LEARNER], type=_LearnerJson)
     _require_fit(learner, facts)
     model = load(files[MODEL])

@@ -251,7 +251,9 @@ class Learner:
                 state.add_(change)
 
     def snapshot(self, *, whole: bool) -> memoryview:
-        """A copy of this version as bytes, made once for all nodes; `whole`: with fixed parts too."""
+        """A copy of this version as bytes; of a small model it is made once for all. `whole`: fixed parts too."""
+        if self._is_large:
+            return self.flat.snapshot(whole=whole)
         cached = self._snapshots.get(whole)
         if cached is None or cached[0] != self.version:
             cached = self._snapshots[whole] = (self.version, self.flat.snapshot(whole=whole))

@@ -10,7 +10,6 @@ Knows no sockets, and does not decide when a run is over.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 from w5xde.config import Settings
 from w5xde.control.steps.cut import Cut
 from w5xde.errors import StorageError
-from w5xde.learn.step.checkpoint import model_file, restore_weights
+from w5xde.learn.step.checkpoint import model_pieces, restore_weights
 from w5xde.learn.step.learner import Learner
 from w5xde.runs import MODEL
 from w5xde.runtime.durable.journal import Journal
@@ -87,16 +86,19 @@ class Ending:
             return False
         try:
             restore_weights(self.learner, checkpoint.files)
-        except StorageError:
+        except (StorageError, OSError):
             return False
         return True
 
     def _save_model(self) -> SavedModel:
-        data, step = model_file(self.learner.flat.module), self.learner.version
-        # Ledger first: it says of every model that is found in the folder after how many steps it is.
-        self.journal.record({"kind": "model", "version": step, "sha256": hashlib.sha256(data).hexdigest()})
-        self.journal.sync()
-        self.folder.save_model(data)
+        step = self.learner.version
+
+        def record(sha256: str) -> None:
+            # Ledger first: it says of every model that is found in the folder after how many steps it is.
+            self.journal.record({"kind": "model", "version": step, "sha256": sha256})
+            self.journal.sync()
+
+        self.folder.save_model(model_pieces(self.learner.flat.module), record)
         return SavedModel(step, self.learner.weights_sha256())
 
     async def close(self, row: dict[str, Any], reason: str, error: str, summary: dict[str, Any]) -> None:

@@ -68,11 +68,12 @@ class Evaluator:
     def _measure(self, raw: memoryview) -> dict[str, float]:
         if self._prepared.evaluate is None:
             raise ValueError("the job has no evaluate function")
-        if self._copy is None:
-            layout = self._prepared.learner.flat.blueprint.layout
-            self._copy = FlatModel(self._prepared.copy_model(), layout)
-        self._copy.load(raw, whole=True)
-        return self._prepared.evaluate(self._copy.module)
+        learner = self._prepared.learner
+        copy = self._copy or FlatModel(self._prepared.copy_model(), learner.flat.blueprint.layout)
+        # Of a large model no copy waits in memory for the next evaluation.
+        self._copy = None if learner.route.is_large else copy
+        copy.load(raw, whole=True)
+        return self._prepared.evaluate(copy.module)
 
     def _measured(self, found: dict[str, float]) -> None:
         self._is_busy = False

@@ -3,23 +3,23 @@
     checkpoints/step-000000500/model.safetensors …     the files
     checkpoints/step-000000500/manifest.json           their lengths and hashes, sealed; written last
 
-The store writes a checkpoint under a temporary name, syncs it, renames it and reads it back; only then does
-it remove an older one. It renames a damaged one and uses the one before. Knows neither models nor cuts.
+The store writes a checkpoint under a temporary name (`stage`), then syncs it, renames it and reads it back
+(`commit`); only then does it remove an older one. It renames a damaged one and uses the one before. Files
+are written and checked in pieces, so that none is ever whole in memory. Knows neither models nor cuts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from w5xde.runtime.durable.disk import Disk, Piece
+from w5xde.runtime.durable.disk import Appender, Disk, HashedPieces, Piece, read_pieces
 from w5xde.runtime.durable.sealed_json import Damaged, parse, seal, unseal
 
 FOLDER = "checkpoints"
@@ -50,7 +50,46 @@ class Checkpoint:
     # The hash of its manifest, which holds the hashes of all its files.
     sha256: str
     facts: dict[str, Any]
-    files: dict[str, bytes]
+    files: Mapping[str, bytes]
+
+
+class _StoredFiles(Mapping[str, bytes]):
+    """The files of a checkpoint by name; each is read when it is asked for, and not kept."""
+
+    def __init__(self, disk: Disk, folder: str, names: Iterable[str]) -> None:
+        self._disk, self._folder, self._names = disk, folder, list(names)
+
+    def __getitem__(self, name: str) -> bytes:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._disk.read(f"{self._folder}/{name}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+@dataclass(slots=True)
+class StagedCheckpoint:
+    """A checkpoint under a temporary name, whose files are written and not yet synced."""
+
+    version: int
+    facts: dict[str, Any]
+    # Its hash if it is whole on the disk already, under its own name.
+    sha256: str = ""
+    listed: dict[str, _ListedFile] = field(default_factory=dict)
+    # The files, open: only who wrote a file is sure to hear that it could not be synced.
+    open_files: list[Appender] = field(default_factory=list)
+
+    @property
+    def folder(self) -> str:
+        return f"{FOLDER}/writing-{self.version:09}"
+
+    def close(self) -> None:
+        while self.open_files:
+            self.open_files.pop().close()
 
 
 class CheckpointStore:
@@ -72,29 +111,57 @@ class CheckpointStore:
 
     def save(self, version: int, files: Mapping[str, Iterable[Piece]], facts: Mapping[str, Any]) -> str:
         """Write a checkpoint, read it back, and return its hash; after an OSError there is none."""
-        disk, name = self._disk, _name(version)
-        aside = f"{FOLDER}/writing-{version:09}"
+        return self.commit(self.stage(version, files, facts), {})
+
+    def stage(
+        self, version: int, files: Mapping[str, Iterable[Piece]], facts: Mapping[str, Any]
+    ) -> StagedCheckpoint:
+        """Write the files under a temporary name, and sync nothing; then `commit` or `discard` it."""
+        disk, staged = self._disk, StagedCheckpoint(version, dict(facts))
         if FOLDER not in disk.names():
             disk.make_folder(FOLDER)
-        disk.sync_folder()
-        if name.removeprefix(f"{FOLDER}/") in disk.names(FOLDER):
+        if version in self.versions():
             try:
-                sha256 = self.read(version).sha256
-                # An earlier call may have failed to sync its name.
-                disk.sync_folder(FOLDER)
-                return sha256
+                staged.sha256 = self.read(version).sha256
+                return staged
             except Damaged:
                 self._keep_aside(version)
         for leftover in disk.names(FOLDER):
             if leftover.startswith(("writing-", "removing-")):
                 disk.remove(f"{FOLDER}/{leftover}")
         try:
-            self._write(aside, version, files, facts)
-            disk.rename(aside, name)
+            disk.make_folder(staged.folder)
+            for name, pieces in files.items():
+                file, hashed = disk.create(f"{staged.folder}/{name}"), HashedPieces(pieces)
+                staged.open_files.append(file)
+                for piece in hashed:
+                    file.write(piece)
+                staged.listed[name] = _ListedFile(hashed.bytes, hashed.sha256)
         except OSError:
-            # Half a checkpoint must not keep a full disk full.
-            with contextlib.suppress(OSError):
-                disk.remove(aside)
+            self.discard(staged)
+            raise
+        return staged
+
+    def commit(self, staged: StagedCheckpoint, facts: Mapping[str, Any]) -> str:
+        """Make a staged checkpoint durable, with more facts; read it back, and return its hash."""
+        disk, version = self._disk, staged.version
+        # Earlier calls may have failed to sync these names.
+        disk.sync_folder()
+        if staged.sha256:
+            disk.sync_folder(FOLDER)
+            return staged.sha256
+        try:
+            for file in staged.open_files:
+                file.sync()
+            # Before it is renamed: Windows renames no folder with open files.
+            staged.close()
+            manifest = _Manifest(FORMAT, version, staged.listed, staged.facts | dict(facts))
+            line, _ = seal(msgspec.json.encode(manifest))
+            disk.write(f"{staged.folder}/{MANIFEST}", [line + b"\n"])
+            disk.sync_folder(staged.folder)
+            disk.rename(staged.folder, _name(version))
+        except OSError:
+            self.discard(staged)
             raise
         disk.sync_folder(FOLDER)
         try:
@@ -104,20 +171,12 @@ class CheckpointStore:
         self._prune()
         return sha256
 
-    def _write(
-        self, aside: str, version: int, files: Mapping[str, Iterable[Piece]], facts: Mapping[str, Any]
-    ) -> None:
-        disk = self._disk
-        disk.make_folder(aside)
-        listed = {}
-        for file, pieces in files.items():
-            counted = _HashedPieces(pieces)
-            disk.write(f"{aside}/{file}", counted)
-            listed[file] = _ListedFile(counted.bytes, counted.digest.hexdigest())
-        manifest = _Manifest(FORMAT, version, listed, dict(facts))
-        line, _ = seal(msgspec.json.encode(manifest))
-        disk.write(f"{aside}/{MANIFEST}", [line + b"\n"])
-        disk.sync_folder(aside)
+    def discard(self, staged: StagedCheckpoint) -> None:
+        """Remove a checkpoint that will not be committed: half of one must not keep a full disk full."""
+        staged.close()
+        if not staged.sha256:
+            with contextlib.suppress(OSError):
+                self._disk.remove(staged.folder)
 
     def read(self, version: int) -> Checkpoint:
         """Return a checkpoint with every byte checked; raise Damaged if a byte is not as it was written."""
@@ -141,20 +200,21 @@ class CheckpointStore:
         if there != set(listed):
             odd = sorted(there ^ set(listed))
             raise Damaged(f"{', '.join(odd)} {'are' if len(odd) > 1 else 'is'} missing, or too much")
-        files = {file: self._read_file(f"{name}/{file}", each) for file, each in listed.items()}
-        return Checkpoint(version, sha256, manifest.facts, files)
+        for file, each in listed.items():
+            self._check_file(f"{name}/{file}", each)
+        return Checkpoint(version, sha256, manifest.facts, _StoredFiles(disk, name, listed))
 
-    def _read_file(self, name: str, listed: _ListedFile) -> bytes:
-        file = name.rpartition("/")[2]
+    def _check_file(self, name: str, listed: _ListedFile) -> None:
+        file, hashed = name.rpartition("/")[2], HashedPieces(read_pieces(self._disk, name))
         try:
-            data = self._disk.read(name)
+            for _ in hashed:
+                pass
         except OSError as error:
             raise Damaged(f"{file} cannot be read: {error.strerror or error}") from error
-        if len(data) != listed.bytes:
-            raise Damaged(f"{file} has {len(data)} bytes, not {listed.bytes}")
-        if hashlib.sha256(data).hexdigest() != listed.sha256:
+        if hashed.bytes != listed.bytes:
+            raise Damaged(f"{file} has {hashed.bytes} bytes, not {listed.bytes}")
+        if hashed.sha256 != listed.sha256:
             raise Damaged(f"{file} is not what was written: its sha256 differs")
-        return data
 
     def find_whole(self) -> tuple[Checkpoint | None, dict[int, str]]:
         """Return the newest whole checkpoint, and the damage of newer ones by version."""
@@ -200,18 +260,3 @@ class CheckpointStore:
 
 def _name(version: int) -> str:
     return f"{FOLDER}/step-{version:09}"
-
-
-class _HashedPieces:
-    """Yields pieces and counts their length and hash."""
-
-    def __init__(self, pieces: Iterable[Piece]) -> None:
-        self._pieces = pieces
-        self.bytes = 0
-        self.digest = hashlib.sha256()
-
-    def __iter__(self) -> Any:
-        for piece in self._pieces:
-            self.bytes += memoryview(piece).nbytes
-            self.digest.update(piece)
-            yield piece

@@ -6,19 +6,22 @@ protocol and loses whatever was not synced. Knows nothing of what the files hold
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 Piece = bytes | memoryview
+# How much of a file is in memory while it is checked: enough that opening it for each costs next to nothing.
+READ_BYTES = 1024 * 1024
 
 
 class Appender(Protocol):
     """An open file that only grows."""
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Piece) -> None:
         """Pass data to the operating system: it survives our process, but not a power cut."""
 
     def sync(self) -> None:
@@ -38,6 +41,9 @@ class Disk(Protocol):
 
     def write(self, name: str, pieces: Iterable[Piece]) -> None:
         """Write a whole file and sync its content; `sync_folder` must sync its name."""
+
+    def create(self, name: str) -> Appender:
+        """Create a file, or empty it; `sync_folder` must sync its name."""
 
     def append(self, name: str) -> Appender:
         """Create a file that only grows, and sync its name."""
@@ -61,6 +67,33 @@ def replace(disk: Disk, name: str, data: bytes) -> None:
     disk.sync_folder()
 
 
+def read_pieces(disk: Disk, name: str) -> Iterator[bytes]:
+    """Yield the content of a file, of any length, in pieces."""
+    at = 0
+    while piece := disk.read(name, at, READ_BYTES):
+        yield piece
+        at += len(piece)
+
+
+class HashedPieces:
+    """Yields the pieces of a file once, and knows their length and hash after that."""
+
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        self._pieces = pieces
+        self._digest = hashlib.sha256()
+        self.bytes = 0
+
+    def __iter__(self) -> Iterator[Piece]:
+        for piece in self._pieces:
+            self.bytes += memoryview(piece).nbytes
+            self._digest.update(piece)
+            yield piece
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+
 class RealDisk:
     """The operating system's files below `root`."""
 
@@ -81,17 +114,23 @@ class RealDisk:
             return file.read(left if count is None else min(count, left))
 
     def write(self, name: str, pieces: Iterable[Piece]) -> None:
-        file = os.open(self.root / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        file = self._open(name, os.O_TRUNC)
         try:
             for piece in pieces:
-                _write_all(file, piece)
-            os.fsync(file)
+                file.write(piece)
+            file.sync()
         finally:
-            os.close(file)
+            file.close()
+
+    def create(self, name: str) -> Appender:
+        return self._open(name, os.O_TRUNC)
+
+    def _open(self, name: str, flags: int) -> Appender:
+        flags |= os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        return _RealAppender(os.open(self.root / name, flags, 0o644))
 
     def append(self, name: str) -> Appender:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        appender = _RealAppender(os.open(self.root / name, flags, 0o644))
+        appender = self._open(name, os.O_EXCL | os.O_APPEND)
         try:
             self.sync_folder(name.rpartition("/")[0])
         except OSError:
@@ -126,8 +165,10 @@ class _RealAppender:
     def __init__(self, file: int) -> None:
         self._file = file
 
-    def write(self, data: bytes) -> None:
-        _write_all(self._file, data)
+    def write(self, data: Piece) -> None:
+        left = memoryview(data).cast("B")
+        while left:
+            left = left[os.write(self._file, left) :]
 
     def sync(self) -> None:
         os.fsync(self._file)
@@ -136,9 +177,3 @@ class _RealAppender:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-
-
-def _write_all(file: int, piece: Piece) -> None:
-    left = memoryview(piece).cast("B")
-    while left:
-        left = left[os.write(file, left) :]

@@ -1,15 +1,17 @@
 """The journal of a running coordinator: writes its ledger, its checkpoints and its step log.
 
 The loop writes ledger records at every tick; a thread syncs and compresses them. The learner's thread
-captures a checkpoint between two steps, and the writing thread saves it while training goes on. A disk that
-fails stops none of this for good: the journal tries again, and until then no further step becomes durable.
+captures a checkpoint between two steps, and the writing thread saves it while training goes on. Of a large
+model no copy is captured: the learner's thread writes its files, and the writing thread syncs them. A disk
+that fails stops none of this for good: the journal tries again, and until then no further step becomes
+durable.
 Knows no tensors, sockets or clocks: callers pass `now`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -18,7 +20,8 @@ from w5xde.control import events as ev
 from w5xde.control.ledger_records import Record, RecordBuilder, record_of
 from w5xde.control.steps.cut import Cut
 from w5xde.errors import JobError
-from w5xde.runtime.durable.checkpoints import CheckpointStore
+from w5xde.runtime.durable.checkpoints import CheckpointStore, StagedCheckpoint
+from w5xde.runtime.durable.disk import Piece
 from w5xde.runtime.durable.ledger import Ledger, Syncing
 from w5xde.runtime.durable.ledger_segments import Mark, compress_segments
 from w5xde.runtime.durable.step_log import Logged, StepLog, forget_steps
@@ -32,12 +35,20 @@ COMPRESSED_SHARE_MIN = 1 / 16
 
 
 class CapturedState(Protocol):
-    """A copy of the learner's state, which nobody changes any more."""
+    """The learner's state between two steps."""
 
     @property
     def version(self) -> int: ...
-    def files(self) -> dict[str, bytes]: ...
+    @property
+    def is_live(self) -> bool:
+        """Whether it is the learner's own memory, which the next step changes, and not a copy."""
+
+    def files(self) -> Mapping[str, Iterable[Piece]]: ...
     def weights_sha256(self) -> str: ...
+
+
+# A copy, or (of a large model) files that are written and wait to be synced.
+Unsaved = CapturedState | StagedCheckpoint
 
 
 class Caller(Protocol):
@@ -164,29 +175,32 @@ class Journal:
             lambda: self._capture_at(cut.version), lambda state: self._captured(state, cut, facts, now)
         )
 
-    def _capture_at(self, version: int) -> CapturedState | str:
+    def _capture_at(self, version: int) -> Unsaved | str:
         try:
             state = self._capture()
+            if state.version != version:
+                return f"the learner is at version {state.version}, not {version}"
+            captured = self._stage(state) if state.is_live else state
         except JobError as error:
             return error.what
-        if state.version != version:
-            return f"the learner is at version {state.version}, not {version}"
+        except OSError as error:
+            return _reason(error)
         if self.steps is not None:
             # Later steps need only this checkpoint. Without a new segment none of them is durable.
             try:
                 self.steps.begin(version)
             except OSError:
                 self.steps.close()
-        return state
+        return captured
 
-    def _captured(self, state: CapturedState | str, cut: Cut, facts: dict[str, Any], now: float) -> None:
+    def _captured(self, state: Unsaved | str, cut: Cut, facts: dict[str, Any], now: float) -> None:
         if isinstance(state, str):
             self._dispatch(ev.SaveFailed(state))
             return
         # Every step of the checkpoint is in the ledger before the checkpoint exists.
         error = self._flush(now)
         if error is not None:
-            self._dispatch(ev.SaveFailed(_reason(error)))
+            self._give_up(state, error)
             return
         syncing = self.ledger.begin_sync()
         if syncing is None:
@@ -198,24 +212,33 @@ class Journal:
             lambda written: self._written(written, cut, syncing, now),
         )
 
-    def _store(self, state: CapturedState, cut: Cut, facts: dict[str, Any], mark: Mark) -> str:
+    def _give_up(self, state: Unsaved, error: OSError) -> None:
+        failed = ev.SaveFailed(_reason(error))
+        if isinstance(state, StagedCheckpoint):
+            self._writer.call(lambda: self.store.discard(state), lambda _: self._dispatch(failed))
+        else:
+            self._dispatch(failed)
+
+    def _stage(self, state: CapturedState) -> StagedCheckpoint:
+        return self.store.stage(state.version, state.files(), {"weights_sha256": state.weights_sha256()})
+
+    def _commit(self, state: Unsaved, cut: Cut, facts: dict[str, Any], mark: Mark) -> str:
+        staged = state if isinstance(state, StagedCheckpoint) else self._stage(state)
         more = {
             "life": self.life,
             "cut": msgspec.to_builtins(cut, str_keys=True),
             "ledger": msgspec.to_builtins(mark),
-            "weights_sha256": state.weights_sha256(),
         }
-        files = {name: [data] for name, data in state.files().items()}
-        return self.store.save(cut.version, files, facts | more)
+        return self.store.commit(staged, facts | more)
 
-    def _write(
-        self, state: CapturedState, cut: Cut, facts: dict[str, Any], syncing: Syncing
-    ) -> str | OSError:
+    def _write(self, state: Unsaved, cut: Cut, facts: dict[str, Any], syncing: Syncing) -> str | OSError:
         syncing.sync()
         if syncing.error is not None:
+            if isinstance(state, StagedCheckpoint):
+                self.store.discard(state)
             return syncing.error
         try:
-            sha256 = self._store(state, cut, facts, syncing.mark)
+            sha256 = self._commit(state, cut, facts, syncing.mark)
             if self.steps is not None:
                 forget_steps(self.disk, self.store.versions()[0])
         except OSError as error:
@@ -249,7 +272,7 @@ class Journal:
         if error:
             return error
         try:
-            sha256 = self._store(self._capture(), cut, facts, self.ledger.head)
+            sha256 = self._commit(self._capture(), cut, facts, self.ledger.head)
         except OSError as failure:
             return _reason(failure)
         except JobError as failure:

@@ -6,7 +6,7 @@ the run had durable state. Knows no tensors: callers pass functions that load an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -171,7 +171,7 @@ def _keys(aside: list[Aside]) -> list[tuple[int, int]]:
 
 def restore(
     journal: Journal,
-    load: Callable[[dict[str, bytes]], None],
+    load: Callable[[Mapping[str, bytes]], None],
     apply: Callable[[Step, dict[str, Any], bytes], None],
     run: str,
     extent: LedgerExtent = NO_LEDGER,

@@ -17,7 +17,7 @@ import platform
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import w5xde
 from w5xde.config import Settings
 from w5xde.errors import StorageError
 from w5xde.runs import MANIFEST, MODEL, free_name, read_manifest
-from w5xde.runtime.durable.disk import RealDisk, replace
+from w5xde.runtime.durable.disk import HashedPieces, Piece, RealDisk, replace
 from w5xde.runtime.durable.lock import RunLock
 from w5xde.runtime.durable.resume import NO_LEDGER, extent_of
 from w5xde.sanitize import harmless, to_json
@@ -113,10 +113,14 @@ class RunFolder:
             self._is_reported = True
             self._report(f"{name} cannot be written: {error.strerror}; training goes on")
 
-    def save_model(self, data: bytes) -> None:
-        """Write the trained weights atomically."""
+    def save_model(self, pieces: Iterable[Piece], record: Callable[[str], None]) -> None:
+        """Write the trained weights atomically; `record` gets their hash before the file has its name."""
+        hashed, unfinished = HashedPieces(pieces), f"{MODEL}.tmp"
         try:
-            replace(self.disk, MODEL, data)
+            self.disk.write(unfinished, hashed)
+            record(hashed.sha256)
+            self.disk.rename(unfinished, MODEL)
+            self.disk.sync_folder()
         except OSError as error:
             raise StorageError(
                 f"the model cannot be saved in {self.folder}: {error.strerror}",
