@@ -251,7 +251,7 @@ class Learner:
                 state.add_(change)
 
     def snapshot(self, *, whole: bool) -> memoryview:
-        """A copy of this version as bytes; of a small model it is made once for all. `whole`: fixed parts too."""
+        """A copy of this version as bytes, of a small model made once for all; `whole`: with fixed parts."""
         if self._is_large:
             return self.flat.snapshot(whole=whole)
         cached = self._snapshots.get(whole)
