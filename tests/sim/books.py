@@ -153,6 +153,7 @@ class Books:
                         self._has_failed(held)
             case ev.Fold():
                 self._may_fold(event, effect.lease)
+                self._folded(effect.lease)
             case ev.Step():
                 require(
                     effect.version == self._version,
@@ -255,8 +256,8 @@ class Books:
         bound = self._scenario.staleness if self._scenario.mode == "async" else 0
         require(stale <= bound, f"{lease} is {stale} versions old, {bound} are allowed")
 
-    def folded(self, lease: Lease) -> None:
-        """What came for the lease is given its place."""
+    def _folded(self, lease: Lease) -> None:
+        """The update of the lease is to be given its place."""
         there = self._there.setdefault(lease.step.index, set())
         batches = range(lease.span.start, lease.span.stop)
         require(not there.issuperset(batches), f"step {lease.step.index} has every batch of {lease} already")

@@ -189,8 +189,6 @@ class SimulatedCoordinator:
             self.decided[effect.version] = effect
         elif isinstance(effect, ev.Assign):
             self._assigned.update(dict.fromkeys([lease.id for lease in effect.leases], self._ticks))
-        elif isinstance(effect, ev.Fold):
-            self.books.folded(effect.lease)
         elif isinstance(effect, ev.SetAside):
             self.released.may_release(effect.plan.keys[effect.span.start : effect.span.stop])
 

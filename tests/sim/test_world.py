@@ -26,6 +26,15 @@ def test_every_sample_counts_once_whatever_dies(first: int) -> None:
         World(Scenario.of_seed(seed)).run()
 
 
+# Seeds beyond those of the suite that once found something.
+FOUND = (1653, 10485, 23660, 31064, 36256, 37388, 42866, 45917)
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_a_seed_that_found_something_finds_it_no_more(seed: int) -> None:
+    World(Scenario.of_seed(seed)).run()
+
+
 def test_the_seeds_of_the_suite_meet_every_fault_and_every_end() -> None:
     """A simulator that never crashes anything proves nothing."""
     scenarios = [Scenario.of_seed(seed) for seed in range(SEEDS)]

@@ -65,7 +65,8 @@ class RobustMode(SyncMode):
     def _lend_step(
         self, open_step: OpenStep, candidates: Iterable[Member], version: int, now: float
     ) -> list[list[Lease]]:
-        too_slow = self._nodes_too_slow(now)
+        # A batch that failed may be left for just the node that is slow.
+        too_slow = set() if open_step.failures else self._nodes_too_slow(now)
         taking_part = {share[2] for _, shares in open_step.tree for share in shares}
         taking_part |= {lease.node for lease in self.leases.of_step(open_step.plan.index)}
         # A node that still computes something else will take part, unless it is too late with that.

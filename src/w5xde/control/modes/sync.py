@@ -50,9 +50,11 @@ class SyncMode(Mode):
 
     @property
     def is_settled(self) -> bool:
-        # When the run is asked to stop and no node is left, the open step is given up.
-        abandoned = self.is_closing and not self.members
-        return self._applying is None and (self._open_step is None or abandoned)
+        return self._applying is None and (self._open_step is None or self._is_given_up(self._open_step))
+
+    def _is_given_up(self, open_step: OpenStep) -> bool:
+        """Whether the run is asked to stop, and the step was not begun or no node is left to finish it."""
+        return self.is_closing and (open_step.is_untouched or not self.members)
 
     def admit(self, lease: Lease, version: int) -> str:
         open_step = self._open_step
@@ -113,6 +115,8 @@ class SyncMode(Mode):
                 return []
             self._open_step = OpenStep(step)
             candidates = self.members
+        if self._is_given_up(self._open_step):
+            return []
         return self._lend_step(self._open_step, candidates, version, now)
 
     def _lend_step(

@@ -41,6 +41,11 @@ class OpenStep:
         # Stretch only: minimum over accepted leases of version minus offset; bounds staleness.
         self.oldest = sys.maxsize
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no batch of it was ever lent: then it is only planned, and not begun."""
+        return self.free_batches == self.plan.count and not self.returned and not self.failures
+
     @classmethod
     def restart(cls, plan: StepPlan, empty: Iterable[Span]) -> OpenStep:
         """Begin a step again, with every batch free except the `empty` spans, which were set aside."""
