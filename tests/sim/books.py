@@ -290,8 +290,10 @@ class Books:
             ours = canonical(plan.epoch, plan.first, plan.first + plan.count, effect.version)
             require(total == without(ours, aside), f"step {plan.index} is summed as {total}")
         else:
-            # Parts of a step that failed in between are as old as they were when they came.
-            stale = effect.version - max(versions_of(total)) if len(effect.shares) == 1 else 0
+            # Parts of a step that failed in between, or of which a batch was set aside, are as old as they
+            # were when they came.
+            is_whole = len(effect.shares) == 1 and len(batches_of(total)) == plan.count
+            stale = effect.version - max(versions_of(total)) if is_whole else 0
             require(stale <= self._scenario.staleness, f"step {plan.index} is {stale} versions old")
         if plan.apart:
             for number, (_, batch, version) in enumerate(leaves_of(total)):

@@ -26,8 +26,9 @@ from w5xde.control.steps.leases import INCARNATION_SHIFT
 from w5xde.messages import Update
 from w5xde.runtime.durable.audit import audit_disk
 
-# A run that needs more than this has lost its way: most seeds need a few hundred, the longest some 20,000.
-EVENTS_MAX = 200_000
+# A run that needs more than this has lost its way: most seeds need a few hundred, those with sixty slow nodes
+# some 300,000.
+EVENTS_MAX = 2_000_000
 # Retransmissions wait this long, then twice as long, and so on.
 RETRANSMIT_SECONDS = 0.2
 # How often a run whose epoch was not complete is resumed, once batches fail no more.
