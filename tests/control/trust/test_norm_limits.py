@@ -172,6 +172,14 @@ def test_whoever_is_far_from_what_others_found_is_at_fault() -> None:
         assert (update.node, count) == ("a", step + 1)
 
 
+def test_a_mean_of_more_batches_proves_nothing_about_one_of_them() -> None:
+    checks = taught()
+    checks.reject(lease("a"), 50 / 8)
+    # Another node computed the whole step, in which one large gradient hardly shows.
+    assert checks.check(lease("b", span=Span(0, 8)), 1.5) == ""
+    assert list(checks.complete(0, [(0, 8, "b", 2)])) == []
+
+
 def test_whoever_is_near_the_limit_is_not() -> None:
     checks = taught()
     checks.reject(lease("a"), 11 / 8)

@@ -211,6 +211,9 @@ def _is_at_fault(update: RejectedUpdate, doubted: _DoubtedStep, shares: list[Sha
         return False  # some of its batches were set aside: the data was at fault
     if update.norm == math.inf:
         return True
+    # The mean of more batches hides a single large one, so it proves nothing.
+    if any(start < span.start or stop > span.stop for start, stop, _, _ in inside):
+        return False
     # No mean is larger than the largest of its parts. If one is unknown, no node is blamed.
     norms = [doubted.accepted.get(Span(start, stop), math.inf) for start, stop, _, _ in inside]
     return update.norm > AGREE_FACTOR * max(norms, default=math.inf)
