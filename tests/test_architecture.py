@@ -534,11 +534,6 @@ def test_every_module_is_short_enough_to_be_read():
     assert {name: lines for name, lines in lengths.items() if lines > LINES_MAX} == {}
 
 
-# Exceptions and their reasons. An entry that is no longer needed fails its test.
-LONG_CLASSES: dict[str, str] = {}
-LONG_CONSTRUCTORS: dict[str, str] = {}
-FULL_FOLDERS: dict[str, str] = {}
-REPEATED_CLASS_NAMES = {"Cancel": "the effect of the core and the message that it causes"}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
@@ -568,8 +563,7 @@ def test_every_class_is_short_enough_to_be_read():
             lines = sum(node.lineno <= line <= (node.end_lineno or 0) for line in code)
             if lines > CLASS_CODE_LINES_MAX:
                 long[f"{module.name}.{node.name}"] = lines
-    assert {name: lines for name, lines in long.items() if name not in LONG_CLASSES} == {}
-    assert set(LONG_CLASSES) - set(long) == set(), "no longer needed: take it out of LONG_CLASSES"
+    assert long == {}
 
 
 def test_no_constructor_takes_more_than_a_caller_can_keep_in_mind():
@@ -582,8 +576,7 @@ def test_no_constructor_takes_more_than_a_caller_can_keep_in_mind():
                     count = len([*given.posonlyargs, *given.args, *given.kwonlyargs]) - 1
                     if count > CONSTRUCTOR_PARAMETERS_MAX:
                         found[f"{module.name}.{node.name}"] = count
-    assert {name: count for name, count in found.items() if name not in LONG_CONSTRUCTORS} == {}
-    assert set(LONG_CONSTRUCTORS) - set(found) == set(), "no longer needed: take it out of LONG_CONSTRUCTORS"
+    assert found == {}
 
 
 def test_no_class_name_exists_twice():
@@ -591,11 +584,7 @@ def test_no_class_name_exists_twice():
     for module in MODULES:
         for node in module.classes():
             homes[node.name].append(module.name)
-    repeated = {name: places for name, places in homes.items() if len(places) > 1}
-    assert {name: places for name, places in repeated.items() if name not in REPEATED_CLASS_NAMES} == {}
-    assert set(REPEATED_CLASS_NAMES) - set(repeated) == set(), (
-        "no longer needed: take it out of REPEATED_CLASS_NAMES"
-    )
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
 def test_no_folder_is_a_long_flat_list():
@@ -604,9 +593,7 @@ def test_no_folder_is_a_long_flat_list():
         for module in MODULES
         if module.path.name != "__init__.py"
     )
-    full = {folder: count for folder, count in counts.items() if count > FOLDER_MODULES_MAX}
-    assert {folder: count for folder, count in full.items() if folder not in FULL_FOLDERS} == {}
-    assert set(FULL_FOLDERS) - set(full) == set(), "no longer needed: take it out of FULL_FOLDERS"
+    assert {folder: count for folder, count in counts.items() if count > FOLDER_MODULES_MAX} == {}
 
 
 # --- light ----------------------------------------------------------------------------------------

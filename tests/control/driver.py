@@ -63,7 +63,7 @@ class Driver:
         match effect:
             case ev.Assign():
                 self.works.append(effect)
-            case ev.Cancel():
+            case ev.CancelLeases():
                 kept = (
                     replace(work, leases=[lease for lease in work.leases if lease.id not in effect.leases])
                     for work in self.works

@@ -221,7 +221,7 @@ def in_words(effect: ev.Effect) -> str:
     match effect:
         case ev.Assign():
             return f"lend {effect.node} {', '.join(map(lent, effect.leases))}"
-        case ev.Cancel():
+        case ev.CancelLeases():
             return f"cancel {effect.node} {' '.join(map(short, effect.leases))}"
         case ev.Expire():
             return f"expire {effect.node} {' '.join(map(short, effect.leases))}: {effect.reason}"

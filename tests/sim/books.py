@@ -132,7 +132,7 @@ class Books:
             case ev.Assign():
                 self._assigned(effect, was_closing)
                 self._started_at = min(self._started_at, now)
-            case ev.Cancel():
+            case ev.CancelLeases():
                 for number in effect.leases:
                     lease = self._outstanding.pop(number, None)
                     require(

@@ -359,7 +359,7 @@ def brief(what: ev.Event | ev.Effect) -> str:
         case ev.Assign():
             lent = [f"#{short(x.id)} step {x.step.index} {x.span.start}–{x.span.stop}" for x in what.leases]
             return f"lend {what.node} {', '.join(lent)} v{what.leases[0].version}"
-        case ev.Cancel():
+        case ev.CancelLeases():
             return f"cancel {what.node} {', '.join(f'#{short(lease)}' for lease in what.leases)}"
         case ev.Expire():
             return f"expire {what.node} {', '.join(f'#{short(lease)}' for lease in what.leases)}"

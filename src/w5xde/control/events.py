@@ -175,7 +175,7 @@ class Verify:
 
 
 @dataclass(slots=True)
-class Cancel:
+class CancelLeases:
     """Tell the node that these leases are no longer needed."""
 
     node: str
@@ -324,7 +324,7 @@ class Finish:
 Effect: TypeAlias = (
     Assign
     | Verify
-    | Cancel
+    | CancelLeases
     | Expire
     | Reject
     | Fold

@@ -61,7 +61,7 @@ class RecordBuilder:
                     kind = "fenced" if effect.fenced else "refused"
                     facts = {"node": effect.node, "lease": effect.lease, "reason": effect.reason}
                     self.add({"kind": kind, **facts})
-                case ev.Cancel():
+                case ev.CancelLeases():
                     self.add({"kind": "cancelled", "node": effect.node, "leases": effect.leases})
                 case ev.Expire():
                     facts = {"node": effect.node, "leases": effect.leases, "reason": effect.reason}

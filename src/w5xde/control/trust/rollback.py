@@ -30,7 +30,7 @@ class Rollback:
         for lease in self._leases.of_step(step):
             self._leases.end(lease)
             cancelled.setdefault(lease.node, []).append(lease.id)
-        return [ev.Cancel(node, leases) for node, leases in cancelled.items()]
+        return [ev.CancelLeases(node, leases) for node, leases in cancelled.items()]
 
     def undo(self, event: ev.Undone) -> list[ev.Effect]:
         """The learner rolled this step back: open it again, and all steps that were decided after it.

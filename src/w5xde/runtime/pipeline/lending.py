@@ -55,7 +55,7 @@ class Lending:
         for key in keys:
             self._ports.batches.get(key, lambda packed, key=key: arrived(key, packed))  # type: ignore[misc]
 
-    def cancel(self, effect: ev.Cancel) -> None:
+    def cancel(self, effect: ev.CancelLeases) -> None:
         peer = self._ports.peers.get(effect.node)
         if peer is not None:
             peer.connection.send(Cancel(effect.leases))

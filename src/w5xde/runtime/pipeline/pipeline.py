@@ -79,7 +79,7 @@ class Pipeline:
         self._unreported: deque[list[Applied]] = deque()
         self._performers: dict[type, Callable[[Any], None]] = {
             ev.Assign: self.lending.lend,
-            ev.Cancel: self.lending.cancel,
+            ev.CancelLeases: self.lending.cancel,
             ev.Expire: lambda effect: None,
             ev.Reject: self.updates.reject,
             ev.Verify: self._verify,
