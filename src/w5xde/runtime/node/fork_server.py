@@ -118,7 +118,10 @@ class ForkServer:
         self.close(now=kind is not None)
 
     def close(self, *, now: bool = False) -> None:
-        """Wait until all nodes have left, or with `now` have them killed; afterwards no process is left."""
+        """Wait until all nodes have left, or with `now` have them killed.
+
+        A node that was frozen together with its fork server is not waited for: it ends when it is woken.
+        """
         self._socket.settimeout(CLOSE_NOW_SECONDS if now else CLOSE_SECONDS)
         try:
             if now:
