@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from w5xde.compression import NONE
@@ -186,9 +187,9 @@ class Updates:
         elif place is not None:
             self._checked(peer.name, update.answers, place, timing)
         else:
-            self._check(
-                peer, update, body, [(a.codec, n) for a, n in zip(given, lengths, strict=True)], timing
-            )
+            specs, count = [answer.codec for answer in given], sum(counts)
+            read = partial(self._reader.read, body, specs, lengths, count)
+            self._check(peer, update, read, timing)
         if upload is not None:
             self._end_upload(peer)
 
@@ -223,16 +224,12 @@ class Updates:
             peer.choice.link(update.link)
         return Timing(batch_seconds, computed / work.batches, on_core / (computed or 1.0))
 
-    def _check(
-        self, peer: Peer, update: Update, body: Body, encoded: list[tuple[str, int]], timing: Timing
-    ) -> None:
-        """Decode and check a complete body where the learner lives; `encoded`: (codec, bytes) of each."""
+    def _check(self, peer: Peer, update: Update, read: Callable[[], list[Checked]], timing: Timing) -> None:
+        """Decode and check a complete body where the learner lives, then tell the core."""
 
-        def read() -> list[Checked] | RemoteProtocolError:
-            specs, lengths = [spec for spec, _ in encoded], [length for _, length in encoded]
-            count = sum(max(1, len(answer.losses)) for answer in update.answers if _has_vector(answer))
+        def try_to_read() -> list[Checked] | RemoteProtocolError:
             try:
-                return self._reader.read(body, specs, lengths, count)
+                return read()
             except RemoteProtocolError as error:
                 return error
 
@@ -242,7 +239,7 @@ class Updates:
             else:
                 self._answered(peer.name, update.answers, checked, timing)
 
-        self._ports.tasks.call(read, done)
+        self._ports.tasks.call(try_to_read, done)
 
     def _checked(self, node: str, answers: list[Answer], place: IncomingVector, timing: Timing) -> None:
         """One large vector is here, and was checked while it arrived."""
@@ -306,10 +303,6 @@ class Updates:
         # before it is ready.
         if peer is not None and peer.is_ready:
             peer.connection.send(Rejected(effect.lease, effect.reason[:4000]))
-
-
-def _has_vector(answer: Answer) -> bool:
-    return not answer.dropped and not answer.failure
 
 
 def _fits(answer: Answer, apart: int, trained: frozenset[int]) -> bool:
