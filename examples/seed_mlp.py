@@ -1,6 +1,6 @@
 """The benchmark of the first WIIIIIDE, which never got below the loss of guessing. This one learns.
 
-    w5xde train examples/seed_mlp.py --nodes 10 --steps 1000
+    w5xde train examples/seed_mlp.py --nodes 10 --batches-per-step 8 --steps 1000
     w5xde train examples/seed_mlp.py --nodes 10 --mode async --steps 5000
 
 A thousand samples of ten normal numbers; the label is the last digit of their sum, rounded down. With 430

@@ -18,6 +18,7 @@ torch.set_num_threads(1)
 # Not the user's: every process that a test starts finds this too. Short, as it is made once for all tests.
 _STATE = tempfile.mkdtemp(prefix="w5xde-tests-")
 os.environ["W5XDE_STATE"] = _STATE
+os.environ["W5XDE_CACHE"] = f"{_STATE}/cache"
 
 
 def _remove(owner: int = os.getpid()) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -71,7 +72,10 @@ def test_every_setting_can_be_given_through_every_door(tmp_path):
         "mode": "async",
         "batch_size": 3,
         "batches_per_step": 4,
+        "scale_for_batch": False,
         "staleness": 5,
+        "delay_correction": False,
+        "local_steps": False,
         "clip_norm": 0.5,
         "max_update_norm": "off",
         "verify": 0.0,
@@ -85,6 +89,7 @@ def test_every_setting_can_be_given_through_every_door(tmp_path):
         "seconds": 1.5,
         "evaluate_every": 9,
         "data": "local",
+        "cache_bytes": 1000,
         "loader_workers": 2,
         "compress": "up: bf16 | zstd:1, down: lz4",
         "recording": "off",
@@ -203,6 +208,7 @@ NONSENSE: dict[str, list[Any]] = {
     "seconds": [0, -1, "x", "nan"],
     "evaluate_every": [0, "x"],
     "data": ["remote"],
+    "cache_bytes": [-1, 2**60, "1GiB"],
     "loader_workers": [-1, 65],
     "compress": ["", "gzip", "zstd:99", "lz4 | bf16", "int8", "down: int8", "side: lz4", "lz4, zstd"],
     "nodes": [-1, 1001],
@@ -220,6 +226,42 @@ def test_a_bad_value_is_told_with_the_settings_name(key, value):
     first_line = refused({key: value}).splitlines()[0]
     assert key.replace("_", "-") in first_line
     assert "$" not in first_line
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("road", "nonsense", "road 'nonsense' must be auto, shared, unix or tcp"),
+        ("mode", "both", "mode 'both' must be sync or async"),
+        ("log", "loud", "log 'loud' must be silent, normal or verbose"),
+        ("staleness", "-1", "staleness -1 must be 0 or more"),
+        ("staleness", "x", "staleness 'x' must be a whole number"),
+        ("cache_bytes", "1GB", "cache-bytes '1GB' must be a whole number"),
+        ("batches_per_step", "two", "batches-per-step 'two' must be a whole number"),
+        ("batch_size", 1.5, "batch-size 1.5 must be a whole number"),
+        ("port", "70000", "port 70000 must be from 0 to 65535"),
+        ("seconds", "0", "seconds 0 must be more than 0"),
+        ("clip_norm", "x", "clip-norm 'x' must be a number"),
+        ("shuffle", "perhaps", "shuffle 'perhaps' must be true or false"),
+        ("max_update_norm", [1], "max-update-norm [1] must be a number or text"),
+        ("host", "", "host '' must be longer"),
+        ("runs", 3, "runs 3 must be text"),
+    ],
+)
+def test_a_bad_value_is_told_with_what_it_must_be(key, value, told):
+    assert refused({key: value}).splitlines()[0].endswith(told)
+
+
+@pytest.mark.parametrize("more", [{}, {"mode": "async"}, {"robust": "median"}, {"compress": "up: int8"}])
+def test_a_step_that_adapts_is_refused_with_what_to_use_instead(more):
+    told = refused({"batches_per_step": "auto", **more})
+    assert "batches-per-step auto does not exist" in told
+    assert "as many as nodes compute at a time" in told
+
+
+def test_rates_are_scaled_in_sync_mode_alone():
+    assert "use mode sync, or set the rate" in refused({"scale_for_batch": True, "mode": "async"})
+    assert resolved({"scale_for_batch": True}).scale_for_batch
 
 
 def test_a_robust_mean_needs_steps_that_several_nodes_can_share():
@@ -240,12 +282,14 @@ def test_a_bad_time_to_wait_is_told(value):
 
 
 def test_a_bad_value_says_where_it_came_from(tmp_path):
-    assert "batch-size in the environment" in refused({}, {"W5XDE_BATCH_SIZE": "many"})
-    assert "batch-size in w5xde.toml" in refused(file='batch-size = "many"', folder=tmp_path)
+    told = "batch-size 'many' must be a whole number (in {})"
+    assert told.format("the environment") in refused({}, {"W5XDE_BATCH_SIZE": "many"})
+    assert told.format("w5xde.toml") in refused(file='batch-size = "many"', folder=tmp_path)
 
 
 def test_a_bad_value_in_the_file_is_told_even_if_a_flag_would_hide_it(tmp_path):
-    assert "batch-size in w5xde.toml" in refused({"batch_size": 3}, file="batch-size = 0", folder=tmp_path)
+    told = refused({"batch_size": 3}, file="batch-size = 0", folder=tmp_path)
+    assert "batch-size 0 must be 1 or more (in w5xde.toml)" in told
 
 
 @pytest.mark.parametrize(
@@ -284,10 +328,25 @@ def test_every_setting_belongs_to_a_command():
     assert {key for wanted in COMMAND_SETTINGS.values() for key in wanted} == set(Settings.__struct_fields__)
 
 
-def test_a_step_has_eight_batches_in_sync_mode_and_one_in_async_unless_told():
-    assert Settings().step_batches == 8
+def test_a_step_has_four_batches_in_sync_mode_and_one_in_async_unless_told():
+    assert Settings().step_batches == 4
     assert Settings(mode="async").step_batches == 1
     assert Settings(mode="async", batches_per_step=3).step_batches == 3
+
+
+@pytest.mark.parametrize(
+    ("kept", "batches"), [({"batches_per_step": None}, 8), ({}, 8), ({"batches_per_step": 4}, 4)]
+)
+def test_a_resumed_run_keeps_the_number_of_batches_in_a_step_that_it_was_begun_with(tmp_path, kept, batches):
+    """Earlier versions wrote null for a number that was not given, and 8 was their default."""
+    (tmp_path / "old").mkdir()
+    manifest = {"settings": {"mode": "sync", **kept}}
+    (tmp_path / "old" / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    again = {"resume": "old", "runs": str(tmp_path)}
+    assert resolved(again).step_batches == batches
+    other = 12 - batches
+    message = f"batches-per-step is {batches} in run old, not {other}"
+    assert message in refused({**again, "batches_per_step": other})
 
 
 def test_training_ends_after_ten_epochs_unless_something_else_says_when():

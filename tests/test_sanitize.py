@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from w5xde.cli.view import View, node_table
+from w5xde.cli.panels import node_table
+from w5xde.cli.view import View
 from w5xde.config import Settings
 from w5xde.errors import JoinError, RemoteProtocolError
 from w5xde.learn.job.job import describe

@@ -159,9 +159,11 @@ def _run_prepared(
 ) -> Result:
     from w5xde.learn.job.coordinator_setup import prepare
     from w5xde.runtime.coordinator.body import Coordinator
+    from w5xde.runtime.coordinator.local_memory import LocalMemory
     from w5xde.runtime.coordinator.local_nodes import LocalNodes
 
-    prepared = prepare(named.job, settings)
+    memory = LocalMemory(settings)
+    prepared = prepare(named.job, settings, memory.place_state)
     run_folder = _open_folder(named, settings)
     try:
         _require_same_data(run_folder, prepared.source.samples)
@@ -180,13 +182,14 @@ def _run_prepared(
             "job_place": named.place,
             "samples": prepared.source.samples,
             "model": [msgspec.to_builtins(entry) for entry in layout.entries],
+            "scaled_for_batch": prepared.scaling.facts() if prepared.scaling is not None else None,
         }
     )
 
     def opened(host: str, port: int) -> None:
         watcher.started(coordinator, settings, named.reference)
         if fork_server is not None:
-            LocalNodes(fork_server, coordinator, settings.nodes, host, port).start()
+            LocalNodes(fork_server, coordinator, settings.nodes, (host, port), memory).start()
 
     try:
         _run(coordinator.run(opened), coordinator.stop)
@@ -249,7 +252,7 @@ def _open_journal(
         journal,
         lambda files: restore_learner(learner, files),
         lambda step, record, body: learner.replay(
-            step.plan.count, body, frozenset(record["absent"]), record["loss_sum"]
+            step.plan.count, body, frozenset(record["absent"]), record["loss_sum"], step.rate
         ),
         run_folder.name,
         run_folder.ledger_extent,

@@ -8,7 +8,8 @@ from typing import Any
 class Callback:
     """Override the methods that you need. The event loop of the run calls them, so they must return soon.
 
-    `run` is a `w5xde.RunStatus`: the progress of the run, its rates and its nodes. A callback that raises is
+    `run` is a `w5xde.RunStatus`: the progress of the run, its rates and its nodes, and advice on the number
+    of batches in a step (`run.gradient_noise_batches`, None while it is not known). A callback that raises is
     not called again, and training goes on.
     """
 

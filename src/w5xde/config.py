@@ -23,6 +23,9 @@ _EVERY = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|steps)")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 Positive = Annotated[int, Meta(ge=1)]
+# The default of sync mode does not depend on the nodes, because it decides the bits. Four batches use up to
+# four nodes, and with one or two nodes they waste few samples (docs/decisions/0017-batches-a-step.md).
+SYNC_STEP_BATCHES = 4
 
 
 def parse_every(text: str) -> tuple[float | None, int | None]:
@@ -47,12 +50,38 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "sync"
     batch_size: Annotated[int, Meta(ge=1, description="samples in a batch")] = 32
     batches_per_step: Annotated[
-        int | None, Meta(description="batches in an optimizer step (default: 8 in sync mode, 1 in async)")
+        int | None,
+        Meta(
+            description="batches in an optimizer step, whatever the number of nodes (default: 4 in sync mode,"
+            " 1 in async); more use more nodes, and take more samples to the same loss"
+        ),
     ] = None
+    scale_for_batch: Annotated[
+        bool,
+        Meta(
+            description="sync: the job's learning rate is meant for steps of one batch: for K batches a step"
+            " multiply it by √K, and raise the betas of Adam to the power of K (K up to 8; SGD: 16)"
+        ),
+    ] = False
     staleness: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="async: updates are at most this many steps old (default: 48, or 4 for each node)"),
+        Meta(
+            description="async: an update counts if at most this many others came before it since its weights"
+            " (default: one fewer than the nodes that can compute at once, at least 2). More keeps fast nodes"
+            " busy and teaches less; beyond 6 use sync"
+        ),
     ] = None
+    delay_correction: Annotated[
+        bool,
+        Meta(description="async: an update that is t updates late steps with the learning rate / (1 + t/2)"),
+    ] = True
+    local_steps: Annotated[
+        bool,
+        Meta(
+            description="async, tiny models: where a batch takes less than a millisecond, a node makes"
+            " several steps with an optimizer of its own and sends the difference"
+        ),
+    ] = True
     clip_norm: Annotated[float | None, Meta(description="clip the gradient of a step to this norm")] = None
     max_update_norm: Annotated[
         float | str,
@@ -96,9 +125,21 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     # --- data
     data: Annotated[
-        Literal["stream", "local"],
-        Meta(description="stream: the coordinator sends batches; local: each node reads its own copy"),
+        Literal["stream", "cached", "local", "auto"],
+        Meta(
+            description="stream: the coordinator sends batches; cached: it sends each sample once, and nodes"
+            " keep it in a file; local: each node reads its own copy; auto: cached for nodes that join, if"
+            " that saves traffic, else stream"
+        ),
     ] = "stream"
+    cache_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**50,
+            description="bytes of samples that the nodes of this machine keep in files (0: none)",
+        ),
+    ] = 2**30
     loader_workers: Annotated[
         int, Meta(ge=0, le=64, description="processes that read batches ahead (0: read in the coordinator)")
     ] = 0
@@ -142,9 +183,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None, Meta(description="the authority (PEM) that signed the certificate of the other side")
     ] = None
     road: Annotated[
-        Literal["auto", "tcp"],
+        Literal["auto", "shared", "unix", "tcp"],
         Meta(
-            description="auto: nodes on the coordinator's machine use a faster Unix socket; tcp: all use TCP"
+            description="how nodes on the coordinator's machine reach it. shared: nodes that it starts share"
+            " memory with it, for models from 1 MiB on; unix: all use a Unix socket; tcp: all use TCP;"
+            " auto: shared, where the system can"
         ),
     ] = "auto"
     socket_buffer: Annotated[
@@ -198,6 +241,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"max-update-norm {self.max_update_norm} must be auto, off or a positive number")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls-cert and tls-key go together")
+        if self.scale_for_batch and self.mode != "sync":
+            raise ValueError(
+                "scale-for-batch is for steps of several batches in mode sync, and mode async applies each"
+                " update as it arrives: use mode sync, or set the rate in the job"
+            )
         self._require_robust()
         parse_every(self.checkpoint_every)
         parse_compress(self.compress)
@@ -242,7 +290,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def step_batches(self) -> int:
         """Batches in a step: the setting, or the default of the mode."""
-        return self.batches_per_step or (8 if self.mode == "sync" else 1)
+        return self.batches_per_step or (SYNC_STEP_BATCHES if self.mode == "sync" else 1)
 
     @property
     def epoch_limit(self) -> int | None:
@@ -256,7 +304,10 @@ _TRAINING = [
     "mode",
     "batch_size",
     "batches_per_step",
+    "scale_for_batch",
     "staleness",
+    "delay_correction",
+    "local_steps",
     "clip_norm",
     "precision",
     "seed",
@@ -266,6 +317,7 @@ _TRAINING = [
     "seconds",
     "evaluate_every",
     "data",
+    "cache_bytes",
     "loader_workers",
     "compress",
     "recording",
@@ -283,7 +335,7 @@ FOR_ONCE = ["new_identity", *_SHOWING]
 COMMAND_SETTINGS: dict[str, list[str]] = {
     "train": [*_TRAINING, *_TRUST, *_PLACE, *_KEEPING, *_SHOWING],
     "serve": [*_TRAINING, *_TRUST, *_PLACE, *_KEEPING, *_SHOWING],
-    "join": ["node_name", "device", "wait", *_TLS, *_SOCKETS, *_SHOWING],
+    "join": ["node_name", "device", "wait", "cache_bytes", *_TLS, *_SOCKETS, *_SHOWING],
     "ticket": ["runs", "json"],
     "demo": ["nodes", "name", "runs", *_SHOWING],
     "audit": ["runs", "json"],

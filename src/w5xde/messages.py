@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from w5xde.sanitize import harmless
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 # Names are shown in terminals and logs, so they hold nothing that could be read as markup or a path.
 NODE_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
@@ -32,6 +32,11 @@ ENTRIES_MAX = 100_000
 Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
 # Far more than four samples and the moving buffers of a model need.
 CANARY_BODY_BYTES_MAX = 256 * 1024 * 1024
+# A hash of a sample, or of the hashes of a batch's samples; and the id of a node's cache.
+DIGEST_BYTES = 16
+Digest = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
+# Bits for 32,768 samples of a lease. A node that misses later ones of a larger lease misses them all.
+MISSING_BYTES_MAX = 4096
 # An id of 8 bytes and a secret of 16 (a ticket's) or 32 (a node's own).
 Proof = Annotated[bytes, Meta(max_length=64)]
 
@@ -98,6 +103,20 @@ class DictOf(Frozen, frozen=True, array_like=True, tag="d"):
 Item: TypeAlias = TensorAt | Value | Bytes | ListOf | TupleOf | DictOf
 
 
+class SampleList(Frozen, frozen=True, array_like=True):
+    """The samples of a batch by their numbers, for a node that keeps samples.
+
+    The body holds the bytes of those samples alone whose bits are set in `sent`, one after the other.
+    """
+
+    # Four bytes for each sample, the lowest first.
+    numbers: bytes
+    # A bit for each sample, the lowest first; bits at the end that are not set may be left out.
+    sent: bytes
+    # The hash of the hashes of all samples.
+    check: Digest
+
+
 class Batch(Frozen, frozen=True, array_like=True):
     """One batch of a lease: its index in the epoch, its samples, and its bytes from `at` of the body on."""
 
@@ -105,6 +124,7 @@ class Batch(Frozen, frozen=True, array_like=True):
     samples: Count
     at: Count
     item: Item
+    listed: SampleList | None = None
 
 
 # --- the model, described -----------------------------------------------------------------------
@@ -172,6 +192,8 @@ class Hello(Spoken, frozen=True, tag="hello"):
     # ticket.
     ticket: Proof = b""
     credential: Proof = b""
+    # A local node: it has mapped the memory that the coordinator shares with it.
+    shares: bool = False
     # Only a check of the connection: the ticket is checked but not used up, and Ready is not allowed.
     looks: bool = False
 
@@ -183,7 +205,7 @@ class Rules(Frozen, frozen=True):
     seed: Count
     precision: Literal["fp32", "bf16"]
     threads: Annotated[int, Meta(ge=1, le=1024)]
-    data: Literal["stream", "local"]
+    data: Literal["stream", "local", "cached"]
     # How nodes encode updates: a spec, or `auto` to choose by measurements.
     compress: Label = "none"
     # Whether nodes may record the kernels of a batch: `auto` or `off`.
@@ -191,9 +213,11 @@ class Rules(Frozen, frozen=True):
     # Which of Python's and numpy's global generators the loss draws from; seeding costs time, so only these.
     seeds_python: bool = False
     seeds_numpy: bool = False
-    # Fingerprint of the data set, for nodes that read their own copy.
+    # Fingerprint of the data set, for nodes that read their own copy or keep samples.
     data_samples: Count = 0
     data_digest: Label = ""
+    # Bytes of a sample, for nodes that keep samples.
+    sample_bytes: Count = 0
 
 
 class Welcome(Spoken, frozen=True, tag="welcome"):
@@ -211,13 +235,19 @@ class Welcome(Spoken, frozen=True, tag="welcome"):
 
 
 class Ready(Frozen, frozen=True, tag="ready"):
-    """Node: my model and data match, and the body is a sketch of my canary gradients; I am ready for work."""
+    """Node: my model and data match, and I am ready for work.
+
+    The body is a sketch of its canary gradients, and then a bit for each slot of its cache, if it has one.
+    """
 
     layout_digest: Label
     # Seconds to compute the canary.
     seconds: float = 0.0
     # Bytes a second at which the canary arrived; 0: too small to measure.
     link: float = 0.0
+    # The id of the node's cache, and how many samples it has room for: those with the lowest numbers.
+    cache: Digest = b""
+    cache_slots: Count = 0
 
 
 class Refuse(Spoken, frozen=True, tag="refuse"):
@@ -243,7 +273,7 @@ class Params(Frozen, frozen=True, tag="params"):
 class Loan(Frozen, frozen=True, array_like=True):
     """A lease as the node sees it: batches `start..stop` of a step of `count` batches, `samples` in all.
 
-    If it is `apart`, each batch is a step of its own.
+    If it is `apart`, the node makes an optimizer step of its own with each batch.
     """
 
     lease: Count
@@ -263,13 +293,15 @@ class Work(Frozen, frozen=True, tag="work"):
     loans: Annotated[list[Loan], Meta(min_length=1, max_length=ANSWERS_MAX)]
     # Bytes a second at which updates of this node arrive; 0: not measured yet.
     link: float = 0.0
+    # Report the squared norm of each batch's gradient.
+    measures: bool = False
 
 
 class Answer(Frozen, frozen=True, array_like=True):
     """The result of one lease. Its vector is in the body, in the order of the answers; a failure has none.
 
-    An encoded vector takes `body_bytes` of the body, any other as many as the layout says. A lease that is
-    `apart` has a vector for each batch, none of them encoded.
+    An encoded vector takes `body_bytes` of the body, any other as many as the layout says. That of a lease
+    that is `apart` is the difference that all steps of the node made, and is not encoded.
     """
 
     lease: Count
@@ -281,9 +313,9 @@ class Answer(Frozen, frozen=True, array_like=True):
     failure: Text = ""
     codec: Label = "none"
     body_bytes: Count = 0
-    # For a lease that is `apart`: the loss of each batch, and its absent entries if it has any.
-    losses: Annotated[list[float], Meta(max_length=ANSWERS_MAX)] = []
-    absents: Annotated[list[list[int]], Meta(max_length=ANSWERS_MAX)] = []
+    # For a lease that is dropped because samples are not in the node's cache: a bit for each sample of the
+    # lease, the lowest first. Samples beyond the last bit are missing too.
+    missing: Annotated[bytes, Meta(max_length=MISSING_BYTES_MAX)] = b""
 
     def __post_init__(self) -> None:
         # Answers are frequent and failures rare.
@@ -304,6 +336,11 @@ class Update(Frozen, frozen=True, tag="update"):
     network_seconds: float = 0.0
     # Bytes a second at which parameters and batches arrive at the node; 0: not measured yet.
     link: float = 0.0
+    # Whether the samples that came with the Work are in the node's cache now, as far as it has room.
+    stored: bool = False
+    # If the Work `measures` and every answer has a vector: the squared norm of each batch's gradient, not
+    # weighted and before any codec, in the order of the answers and their batches.
+    squares: Annotated[list[float], Meta(max_length=ANSWERS_MAX)] = []
 
 
 class Cancel(Frozen, frozen=True, tag="cancel"):

@@ -15,6 +15,8 @@ MODEL = "model.safetensors"
 LATEST = "latest"
 # Where keys and credentials are kept; see runtime/admission/private_files.py.
 STATE_VARIABLE = "W5XDE_STATE"
+# Where nodes keep samples; see runtime/node/sample_cache.py.
+CACHE_VARIABLE = "W5XDE_CACHE"
 
 
 def find_run(runs: str, name: str) -> Path:

@@ -8,26 +8,28 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
+from msgspec import inspect
 
-from w5xde.config import COMMAND_DEFAULTS, COMMAND_SETTINGS, FOR_ONCE, Settings
+from w5xde.config import COMMAND_DEFAULTS, COMMAND_SETTINGS, FOR_ONCE, Settings, field_types
 from w5xde.errors import UsageError
-from w5xde.runs import STATE_VARIABLE, find_run, read_manifest
+from w5xde.runs import CACHE_VARIABLE, STATE_VARIABLE, find_run, read_manifest
 from w5xde.ticket import VARIABLE
 
 SETTINGS_FILE = "w5xde.toml"
 ENVIRONMENT_PREFIX = "W5XDE_"
 # Variables of ours that are no settings: they must not reach a manifest.
-NO_SETTINGS = {VARIABLE, STATE_VARIABLE}
+NO_SETTINGS = {VARIABLE, STATE_VARIABLE, CACHE_VARIABLE}
 # Settings that a resumed run must keep: they decide the trained weights.
 FIXED_SETTINGS = [
     "mode",
     "batch_size",
     "step_batches",
+    "scale_for_batch",
     "clip_norm",
     "precision",
     "seed",
@@ -35,6 +37,9 @@ FIXED_SETTINGS = [
     "threads",
 ]
 _SHOWN = {"step_batches": "batches_per_step"}
+# The default of sync mode when manifests had null for a number of batches in a step that was not given.
+_EARLIER_STEP_BATCHES = 8
+_SCHEMA = {name: inspect.type_info(kind) for name, kind in field_types().items()}
 
 
 def resolve(
@@ -76,6 +81,8 @@ def _resumed(settings: Settings, given: dict[str, Any]) -> Settings:
         )
     lasting = set(Settings.__struct_fields__) - set(FOR_ONCE)
     known = {key: value for key, value in earlier.items() if key in lasting}
+    if known.get("batches_per_step") is None and known.get("mode", "sync") == "sync":
+        known["batches_per_step"] = _EARLIER_STEP_BATCHES
     place = {"resume": folder.name, "name": folder.name, "runs": str(folder.parent)}
     whole = _convert({**known, **given, **place}, folder.name)
     before = _convert(known, folder.name)
@@ -91,15 +98,71 @@ def _resumed(settings: Settings, given: dict[str, Any]) -> Settings:
 
 
 def _convert(values: dict[str, Any], origin: str) -> Settings:
+    if values.get("batches_per_step") == "auto":
+        raise UsageError(
+            "batches-per-step auto does not exist: give a number",
+            code="W5-210",
+            why="a step that follows the gradient noise was measured to reach a loss later than a fixed one",
+            fix="as many as nodes compute at a time, more over slow links; a run says how many are useful",
+        )
     try:
         # Not strict: flags and variables are text, and TOML may have 5 for a float.
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
-        text = re.sub(r" - at `\$\.(\w+)`", lambda m: f" for {m[1].replace('_', '-')}", str(error))
-        where = f" in {origin}" if origin else ""
+        text = _sentence(str(error), values)
+        where = f" (in {origin})" if origin else ""
         raise UsageError(
             f"{text}{where}", code="W5-210", fix="w5xde train --help lists every setting"
         ) from None
+
+
+def _sentence(error: str, values: Mapping[str, Any]) -> str:
+    """Translate an error of msgspec: which setting has which value, and what it must be."""
+    found = re.fullmatch(r"(.*) - at `\$\.(\w+)`", error, re.DOTALL)
+    if found is None:
+        return error  # a sentence of the schema's own
+    what, setting = found.groups()
+    kinds = [kind for kind in _kinds(setting) if not isinstance(kind, inspect.NoneType)]
+    name, value = setting.replace("_", "-"), values[setting]
+    if what.startswith("Expected") and ", got" not in what:
+        # Of the right kind, and out of bounds: shown as it was typed.
+        return f"{name} {value if value != '' else repr(value)} must be {_bounds_text(kinds[0])}"
+    return (
+        f"{name} {value!r} must be {_either([each for kind in kinds for each in _kind_names(setting, kind)])}"
+    )
+
+
+def _kinds(setting: str) -> tuple[inspect.Type, ...]:
+    """The types of the schema that a setting may have."""
+    kind = _SCHEMA[setting]
+    kind = kind.type if isinstance(kind, inspect.Metadata) else kind
+    return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+
+
+def _kind_names(setting: str, kind: inspect.Type) -> Sequence[str]:
+    match kind:
+        case inspect.LiteralType():
+            # In the order in which the schema names them.
+            return get_args(get_args(field_types()[setting])[0])
+        case inspect.BoolType():
+            return ["true", "false"]
+        case inspect.IntType():
+            return ["a whole number"]
+        case inspect.FloatType():
+            return ["a number"]
+    return ["text"]
+
+
+def _bounds_text(kind: inspect.Type) -> str:
+    if not isinstance(kind, inspect.IntType | inspect.FloatType):
+        return "longer"
+    if kind.gt is not None:
+        return f"more than {kind.gt:g}"
+    return f"{kind.ge} or more" if kind.le is None else f"from {kind.ge} to {kind.le}"
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _require_known(key: str, known: list[str], sentence: str) -> None:

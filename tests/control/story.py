@@ -66,6 +66,8 @@ class Teller(Driver):
             given.pop("epochs", "1"),
             given.pop("seconds", None),
         )
+        staleness = given.pop("staleness", "64")
+        own_norm = float(given.pop("own", "0"))
         super().__init__(
             Plan(
                 step_batches=int(given.pop("step", "4")),
@@ -76,12 +78,15 @@ class Teller(Driver):
             ),
             CoreSettings(
                 mode=given.pop("mode", "sync"),
-                staleness=int(given.pop("staleness", "64")),
+                staleness=None if staleness == "auto" else int(staleness),
+                delay_correction=given.pop("delay", "no") == "yes",
                 seconds=None if seconds is None else float(seconds),
                 evaluates=given.pop("evaluates", "no") == "yes",
                 skip_bad_batches=given.pop("skip", "no") == "yes",
                 save_steps=int(given.pop("save", "0")) or None,
                 max_update_norm=given.pop("norm", "off"),
+                own_norm=own_norm,
+                own_step_norm=own_norm,
                 verify=float(given.pop("verify", "0")),
                 stretches=given.pop("stretches", "no") == "yes",
                 robust=parse_robust(given.pop("robust", "off")),
@@ -150,12 +155,17 @@ class Teller(Driver):
         return self._say(ev.Stepped([self._applying.popleft().plan.index]))
 
     def _undone(self, words: list[str]) -> Iterator[str]:
-        """`undone too large`: the learner could not make the next step, because of that; nor those after."""
+        """`undone too large`: the learner could not make the next step, because of that; nor those after.
+
+        `undone for good a hook raises`: and the run ends with it.
+        """
+        is_final = words[:2] == ["for", "good"]
+        words = words[2:] if is_final else words
         first, *others = self._applying
         self._applying.clear()
-        yield from self._say(ev.Undone(first, " ".join(words)))
+        yield from self._say(ev.Undone(first, " ".join(words), is_final=is_final))
         for step in others:
-            yield from self._say(ev.Undone(step))
+            yield from self._say(ev.Undone(step, is_final=is_final))
 
     def _discover(self, words: list[str]) -> Iterator[str]:
         """`discover 2 2 1 end`: a stream gives batches of these sizes, and its epoch ends."""
@@ -238,7 +248,8 @@ def in_words(effect: ev.Effect) -> str:
             shares = ", ".join(
                 f"{batches(Span(start, stop))} by {node}" for start, stop, node, _ in effect.shares
             )
-            return f"apply step {effect.plan.index} to v{effect.version}: {shares}"
+            rate = f", rate × {effect.rate:.2g}" if effect.rate != 1.0 else ""
+            return f"apply step {effect.plan.index} to v{effect.version}: {shares}{rate}"
         case ev.Verify():
             return f"verify {short(effect.lease.id)}"
         case ev.Reopen():

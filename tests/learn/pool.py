@@ -151,8 +151,8 @@ def train_in_pool(job: Job, settings: Settings, *, nodes: int, seed: int) -> Tra
             else:
                 trained.answers["taken"] += 1
                 taken.put(span, None)
-                prepared.sums.add(Lent(0, step, span), [contribution], 0)
-        trained.losses.append(learner.apply(prepared.sums.totals(Complete(step)))[0] / step.samples)
+                prepared.sums.add(Lent(0, step, span), contribution, 0)
+        trained.losses.append(learner.apply([prepared.sums.total(Complete(step))])[0] / step.samples)
     trained.sha256 = learner.weights_sha256()
     return trained
 

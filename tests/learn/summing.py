@@ -34,6 +34,7 @@ class Complete(NamedTuple):
 
     plan: PlannedStep
     shares: Sequence[tuple[int, int, str, int]] = ()
+    rate: float = 1.0
 
 
 def fold(
@@ -41,10 +42,10 @@ def fold(
 ) -> Complete:
     """Add an update for some batches of a step; returns the step."""
     step = Planned(index, [1] * count)
-    sums.add(Lent(0, step, span), [given], staleness)
+    sums.add(Lent(0, step, span), given, staleness)
     return Complete(step)
 
 
 def whole_step(sums: StepSums, index: int, given: Contribution, staleness: int = 0) -> list[Total]:
     """The sum of a step of one batch."""
-    return sums.totals(fold(sums, index, 1, Span(0, 1), given, staleness))
+    return [sums.total(fold(sums, index, 1, Span(0, 1), given, staleness))]

@@ -19,8 +19,9 @@ def test_a_node_has_no_words_for_how_much_it_weighs() -> None:
     said = {*Answer.__struct_fields__, *Update.__struct_fields__}
     assert said == {
         "lease", "loss_sum", "seconds", "absent", "dropped", "failure", "codec", "body_bytes",
-        "losses", "absents",
         "version", "answers", "waited_seconds", "core_seconds", "codec_seconds", "network_seconds", "link",
+        # Which samples it keeps, and norms for advice.
+        "stored", "missing", "squares",
     }  # fmt: skip
 
 

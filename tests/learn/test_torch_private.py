@@ -162,12 +162,6 @@ def stepped(make: Callable[[list[Tensor]], Optimizer]) -> Tensor:
     return parameter.detach()
 
 
-def foreach_add_is_a_step_of_sgd() -> None:
-    weights = torch.linspace(-1, 1, 5)
-    torch._foreach_add_([weights], [torch.linspace(1, 2, 5)], alpha=-0.1)
-    assert torch.equal(weights, stepped(lambda p: SGD(p, lr=0.1)))
-
-
 def fused(kernel: Any, decay: float) -> Tensor:
     weights, step = torch.linspace(-1, 1, 5), torch.tensor(1.0)
     means, squares = torch.zeros(5), torch.zeros(5)
@@ -251,7 +245,6 @@ BEHAVIOUR: dict[str, list[Callable[[], None]]] = {
     "_log_softmax_backward_data": [log_softmax_backward_writes_to_its_place],
     "_softmax": [softmax_takes_a_dimension_after_its_tensors],
     "_softmax_backward_data": [softmax_takes_a_dimension_after_its_tensors],
-    "_foreach_add_": [foreach_add_is_a_step_of_sgd],
     "_fused_adam_": [fused_adam_is_a_step],
     "_fused_adamw_": [fused_adamw_is_a_step],
     "_optimizer_step_pre_hooks": [hooks_are_listed],

@@ -28,6 +28,7 @@ from w5xde.messages import (
     Refuse,
     Rejected,
     Rules,
+    SampleList,
     TensorAt,
     TupleOf,
     Update,
@@ -39,6 +40,7 @@ from w5xde.protocol.wire import Decoder, Limits, encode
 
 ROOMY = Limits(meta_bytes_max=64 * 1024, body_bytes_max=1024 * 1024)
 
+_LIST = SampleList(bytes(range(128)), b"\x05", bytes(16))
 _ITEM = DictOf(
     ["x", 7, None],
     [
@@ -61,11 +63,11 @@ WORDS: dict[type, Message] = {
             rules=Rules(mode="sync", seed=7, precision="fp32", threads=1, data="stream"),
             canary=Canary([Fill(0.0, 0.5, -1.0, 1.0), None], _ITEM),
         ),
-        Ready(layout_digest="ab" * 32, seconds=0.5),
+        Ready(layout_digest="ab" * 32, seconds=0.5, cache=b"orchard", cache_slots=9),
         Refuse("W5-107", "this node speaks protocol 2", fix="install the same w5xde on both machines"),
         Params(version=3, whole=True),
-        Work(3, [Loan(11, 0, 0, 1, 4, 128, [Batch(0, 32, 0, _ITEM)])]),
-        Update(3, [Answer(11, loss_sum=2.5, absent=[1]), Answer(12, dropped=True)], 0.25),
+        Work(3, [Loan(11, 0, 0, 1, 4, 128, [Batch(0, 32, 0, _ITEM, _LIST)])]),
+        Update(3, [Answer(11, loss_sum=2.5, absent=[1]), Answer(12, dropped=True, missing=b"\x03")], 0.25),
         Cancel([12, 13]),
         Rejected(11, "computed on version 3, now 90"),
         Beat(),

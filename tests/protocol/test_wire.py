@@ -241,6 +241,46 @@ def test_limits_raised_after_the_greeting_hold_for_the_next_frame():
 # --- our own mistakes -----------------------------------------------------------------------------
 
 
+SHARED = bytes(range(256)) * 16
+
+
+def shared_body(place: int, count: int) -> memoryview:
+    """What a connection's shared memory gives; nothing lies beyond its end."""
+    if place + count > len(SHARED):
+        raise RemoteProtocolError("nothing lies there", code="W5-120")
+    return memoryview(SHARED)[place : place + count]
+
+
+@given(
+    places=st.lists(
+        st.tuples(st.integers(0, 2**64 - 1) | st.integers(0, 4096), st.integers(0, 4096)), max_size=5
+    ),
+    cuts=st.lists(st.integers(0, 200), max_size=20),
+)
+def test_bodies_in_shared_memory_come_as_they_lie_there_or_break_the_protocol(places, cuts):
+    message = WORDS[Update]
+    stream = b"".join(encode(message, count, place) + encode(WORDS[Beat]) for place, count in places)
+    decoder = Decoder(ROOMY)
+    decoder.shared = shared_body
+    is_good = all(place + count <= len(SHARED) for place, count in places)
+    try:
+        found = feed_cut(decoder, stream, [min(cut, len(stream)) for cut in cuts])
+    except RemoteProtocolError:
+        assert not is_good
+        return
+    assert is_good
+    bodies = [SHARED[place : place + count] for place, count in places]
+    assert found == [frame for body in bodies for frame in ((message, body), (WORDS[Beat], b""))]
+
+
+def test_a_body_in_shared_memory_is_as_long_as_the_limits_allow_and_no_longer():
+    decoder = Decoder(Limits(1000, 10))
+    decoder.shared = shared_body
+    feed(decoder, encode(Beat(), 10, 0))
+    with pytest.raises(RemoteProtocolError, match="a frame of"):
+        feed(decoder, encode(Beat(), 11, 0))
+
+
 def test_what_cannot_be_encoded_is_our_own_error():
     with pytest.raises(LocalProtocolError, match="cannot encode Value"):
         encode(Value(2**70))  # type: ignore[arg-type]
@@ -261,7 +301,7 @@ def example(name: str) -> bytes:
 
 
 def test_the_documented_hello_is_what_we_write_and_read():
-    hello = Hello(protocol=1, package="0.1.0", name="apple", device="cpu", torch="2.13.0")
+    hello = Hello(protocol=2, package="0.1.0", name="apple", device="cpu", torch="2.13.0")
     assert encode(hello).hex(" ") == example("hello").hex(" ")
     assert feed(Decoder(GREETING_LIMITS), example("hello")) == [(hello, b"")]
 

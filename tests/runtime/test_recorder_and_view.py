@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import io
 import json
@@ -11,13 +12,21 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from rich.console import Console
 
-from w5xde.cli.view import View, duration_text
+from w5xde.api import Result
+from w5xde.cli.units import duration_text, number_text
+from w5xde.cli.view import View, step_text
 from w5xde.config import Settings
 from w5xde.errors import StorageError
+from w5xde.runs import read_manifest
 from w5xde.runtime.durable.run_folder import RunFolder
+from w5xde.runtime.telemetry.status import NodeStatus, RunStatus
 from w5xde.sanitize import to_json
 from w5xde.ticket import Secret, Ticket, join_line
 
@@ -42,6 +51,15 @@ def test_a_file_of_metrics_that_cannot_grow_is_told_once_and_training_goes_on(tm
         recorder.metrics({"step": 2})
     assert told == [f"metrics.jsonl cannot be written: {os.strerror(errno.EFBIG)}; training goes on"]
     recorder.close()
+
+
+def test_a_manifest_has_the_number_of_batches_in_a_step_although_none_was_given(tmp_path: Path) -> None:
+    """A later version may have another default, and a resumed run must keep its own."""
+    for mode, batches in (("sync", 4), ("async", 1)):
+        recorder = RunFolder(Settings(mode=mode, name=mode, runs=str(tmp_path)), "job")
+        recorder.manifest({})
+        recorder.close()
+        assert read_manifest(tmp_path / mode)["settings"]["batches_per_step"] == batches
 
 
 def test_a_model_that_cannot_be_saved_is_told_with_its_fix(
@@ -86,6 +104,114 @@ def test_a_closed_terminal_silences_the_view_and_nothing_else() -> None:
     tried.clear()
     view.say("hello")
     assert tried == []
+
+
+def test_the_first_line_of_a_run_says_how_many_samples_make_a_step() -> None:
+    assert step_text(Settings()) == "32 × 4 = 128 samples a step"
+    assert step_text(Settings(batch_size=500, batches_per_step=16)) == "500 × 16 = 8,000 samples a step"
+    assert step_text(Settings(mode="async")) == "32 samples a step"
+
+
+# --- a run without nodes --------------------------------------------------------------------------
+
+
+class QuietRun:
+    """A coordinator, as far as a view reads it: a run that was resumed near its end."""
+
+    def __init__(self, *nodes: NodeStatus) -> None:
+        self.recent_events: list[tuple[float, str, str]] = []
+        self.gatekeeper = SimpleNamespace(is_exposed=False, ticket=TICKET)
+        self.is_over = False
+        self.nodes = list(nodes)
+
+    def status(self) -> RunStatus:
+        return RunStatus(
+            "mine", "sync", "127.0.0.1:5", 10, step=720, steps_total=744, seconds=3.0, nodes=self.nodes
+        )
+
+
+TICKET = Ticket((("::1", 5),), b"", bytes(8), Secret(bytes(16)), is_clear=True)
+WORKING = NodeStatus("a", "cpu", "working", 1, 1.0, 1.0, None, 0.0)
+GONE = NodeStatus("b", "cpu", "gone", 1, 1.0, 1.0, None, 0.0)
+
+
+def lines_of(run: Any, settings: Settings) -> list[str]:
+    """What a view says of a run when it begins, with its first line of progress."""
+    out = io.StringIO()
+
+    async def show() -> None:
+        view = View(settings, out)
+        view.started(run, settings, "job.py")
+        view.ended()
+
+    asyncio.run(show())
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("nodes", [[], [GONE]], ids=["none came", "all left"])
+def test_a_run_without_nodes_says_that_it_waits_and_promises_no_end(nodes: list[NodeStatus]) -> None:
+    run = QuietRun(*nodes)
+    assert run.status().seconds_left is None
+    assert lines_of(run, Settings())[-1] == "step 720/744 (0 safe), epoch 0, waiting for nodes"
+
+
+def test_a_run_with_a_node_and_one_that_is_over_wait_for_nobody() -> None:
+    run = QuietRun(WORKING, GONE)
+    assert run.status().seconds_left == pytest.approx(0.1)
+    assert lines_of(run, Settings())[-1].endswith(" 1 node, 0.1 s left")
+    run = QuietRun(GONE)
+    run.is_over = True
+    assert "waiting" not in lines_of(run, Settings())[-1]
+
+
+def test_the_live_display_of_a_run_without_nodes_says_that_it_waits() -> None:
+    async def shown(run: Any) -> str:
+        view, out = View(Settings(), io.StringIO()), io.StringIO()
+        view.started(run, Settings(), "job.py")
+        Console(file=out, width=100).print(view._display())
+        view.ended()
+        return out.getvalue()
+
+    alone, helped = (asyncio.run(shown(QuietRun(node))) for node in (GONE, WORKING))
+    assert "waiting for nodes" in alone
+    assert "left" not in alone
+    assert "samples/s" not in alone
+    assert "waiting" not in helped
+    assert "0.1 s left" in helped
+
+
+def test_a_resumed_run_that_starts_no_nodes_says_how_to_get_some() -> None:
+    told = "this run starts no nodes of its own: join with the line above, or use --nodes 2"
+    assert told in lines_of(QuietRun(), Settings(resume="mine", nodes=0))
+    assert told not in lines_of(QuietRun(), Settings(resume="mine", nodes=2))
+    assert told not in lines_of(QuietRun(), Settings(nodes=0))
+
+
+def test_a_bound_of_staleness_in_sync_mode_is_told_to_have_no_effect() -> None:
+    told = "staleness has no effect in sync mode, where no update is late"
+    assert told in lines_of(QuietRun(), Settings(staleness=4))
+    assert told not in lines_of(QuietRun(), Settings())
+    assert told not in lines_of(QuietRun(), Settings(staleness=4, mode="async"))
+
+
+def test_one_of_anything_is_told_in_the_singular() -> None:
+    assert [number_text(n, "batch") for n in (0, 1, 2000)] == ["0 batches", "1 batch", "2,000 batches"]
+    assert number_text(3, "epoch") == "3 epochs"
+    summary = {
+        **dict.fromkeys(("batches_relent", "bytes_sent", "bytes_received"), 0),
+        **dict.fromkeys(("epochs", "steps", "samples", "batches", "seconds"), 1),
+        **dict.fromkeys(("verified_batches", "unverified_batches"), 0),
+        "run": "mine",
+        "nodes": [{}],
+        "loss_first": None,
+        "robust": "off",
+        "gradient_noise_batches": None,
+        "weights_sha256": "0" * 64,
+    }
+    out = io.StringIO()
+    View(Settings(), out).show_result(Result(torch.nn.Linear(1, 1), summary, Path("runs/mine"), "done"))
+    assert "1 epoch, 1 step, 1 sample in" in out.getvalue()
+    assert "1 node, 1 batch, 0 of them lent again" in out.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ NODES, LIARS = 8, 2
 # Beyond the ten leases of a newcomer that are all verified.
 HONEST_BATCHES = 20
 LOSS_MARGIN = 0.05
+# A robust mean needs a step that five nodes or more can share.
+STEP_BATCHES = 8
 PLAIN: dict[str, Any] = {}
 TRIMMED: dict[str, Any] = {"robust": "trim:2"}
 BOTH: dict[str, Any] = {"robust": "trim:2", "verify": 0.1}
@@ -80,7 +82,8 @@ def train(lie: str = "", honest_batches: int = HONEST_BATCHES, **settings: Any) 
         processes = _Processes()
         # What lies is no function of model and batch: it must not be recorded.
         fixed = {"runs": str(folder / "runs"), "name": "run", "nodes": NODES, "recording": "off"}
-        result = w5xde.train(job, callbacks=[processes], log="silent", **fixed, **settings)
+        step = {"batches_per_step": STEP_BATCHES}
+        result = w5xde.train(job, callbacks=[processes], log="silent", **fixed, **step, **settings)
         told = events(folder / "runs" / "run")
         liars = lies.liars() if lies is not None else set()
         gone = {record["node"] for record in told if record["kind"] == "cheat"}

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,24 +27,29 @@ from w5xde.errors import JoinError, RemoteProtocolError
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.codecs.receiver import CodecReceiver
 from w5xde.learn.data.payload import unpack
+from w5xde.learn.data.samples import ByteRows, Numbers, SampleFormat
 from w5xde.learn.model.layout import Blueprint, DtypeGroup, FlatModel, describe, differences
 from w5xde.learn.train.trainer import Trainer
 from w5xde.learn.trust.canary import compute_canary
 from w5xde.learn.trust.sketch import ROW
 from w5xde.messages import (
     TRAINED,
+    Batch,
     Canary,
     Entry,
     Item,
     Layout,
     Message,
     Rules,
+    SampleList,
     Update,
     Welcome,
     Work,
 )
 from w5xde.protocol.session import CHECKING, CLOSED, COORDINATOR, GREETED, NEW, NODE, WORKING, Session
 from w5xde.protocol.wire import Decoder, Frame, Limits, encode
+from w5xde.runtime.node.listed_batches import ListedBatches
+from w5xde.runtime.node.sample_cache import SampleCache
 from w5xde.ticket import PREFIX, Secret, Ticket
 from w5xde.ticket import parse as parse_ticket
 
@@ -134,6 +140,8 @@ def _use(message: Message) -> None:
     if isinstance(message, Work):
         for batch in (batch for loan in message.loans for batch in loan.batches):
             check_item(batch.item, bytearray(64), batch.at)
+            if batch.listed is not None:
+                _check_list(batch, batch.listed)
     elif isinstance(message, Welcome):
         differences(message.layout, LAYOUT)
         differences(LAYOUT, message.layout)
@@ -144,6 +152,34 @@ def _use(message: Message) -> None:
             body = memoryview(bytearray(min(answer.body_bytes, 300)))
             for setting in SETTINGS:
                 refusal_of(partial(_receiver(setting).decode, answer.codec, body))
+
+
+def _check_list(batch: Batch, listed: SampleList) -> None:
+    """A node puts a listed batch together, misses samples, or refuses it."""
+    form = SampleFormat.of(batch.item, batch.samples)
+    rules = Rules(
+        "sync", 0, "fp32", 1, "cached", data_samples=100, sample_bytes=form.sample_bytes if form else 4
+    )
+    # A node takes no batch that is larger than its memory.
+    if form is None or batch.samples * form.sample_bytes <= 2**16:
+        reader = ListedBatches(_NoCache(rules.sample_bytes), rules, bytearray(64))
+        refusal_of(partial(reader.read, batch, listed))
+
+
+class _NoCache(SampleCache):
+    """A cache that holds nothing, and has no file."""
+
+    def __init__(self, sample_bytes: int) -> None:
+        self._sample_bytes = sample_bytes
+
+    def read(self, numbers: Numbers) -> tuple[ByteRows, ByteRows]:
+        return np.zeros((len(numbers), self._sample_bytes), np.uint8), np.zeros((len(numbers), 16), np.uint8)
+
+    def write(self, numbers: Numbers, rows: ByteRows, hashes: ByteRows) -> bool:
+        return True
+
+    def discard(self, numbers: Numbers) -> None:
+        """There is nothing."""
 
 
 # --- canaries -------------------------------------------------------------------------------------

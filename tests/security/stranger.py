@@ -13,7 +13,7 @@ import torch
 from tests.processes import HERE
 from tests.system import jobs
 from w5xde.learn.job.node_setup import prepare_node
-from w5xde.messages import Hello, Message, Ready, Welcome
+from w5xde.messages import PROTOCOL_VERSION, Hello, Message, Ready, Welcome
 from w5xde.protocol.wire import Body, Decoder, Limits, encode
 from w5xde.runtime.net import tls
 from w5xde.ticket import Ticket
@@ -44,7 +44,7 @@ class Stranger:
 
     def greet(self, **changes: Any) -> None:
         proof = self._ticket.id + self._ticket.secret.reveal()
-        fields = {"protocol": 1, "package": "0", "name": "stranger", "ticket": proof}
+        fields = {"protocol": PROTOCOL_VERSION, "package": "0", "name": "stranger", "ticket": proof}
         self.say(Hello(**{**fields, **changes}))
 
     def hear(self) -> Message | None:

@@ -117,7 +117,8 @@ class SimulatedCoordinator:
         self.released = Released()
         learner = CountingLearner(self)
         self._tasks = FakeTasks(self, learner)
-        model = ModelPorts(learner, WatchedSums(), FakeReader(scenario), FakeParameters(self.counter))
+        parameters = FakeParameters(self, learner)
+        model = ModelPorts(learner, WatchedSums(), FakeReader(scenario), parameters)
         ports = Ports(
             clock=lambda: world.now,
             tasks=self._tasks,
@@ -161,6 +162,7 @@ class SimulatedCoordinator:
             max_update_norm=scenario.max_update_norm,
             # Honest norms are about 1.
             own_norm=1.0,
+            own_step_norm=1.0,
             verify=scenario.verify,
             is_large=scenario.is_large,
             stretches=scenario.stretches,
@@ -213,7 +215,8 @@ class SimulatedCoordinator:
 
     def _require_all_sent(self) -> None:
         """A lease that a node is said to hold was sent to it, or will be soon."""
-        for member in self.core.view.members:
+        # After the end the core takes no notice of nodes that leave.
+        for member in self.core.view.members if not self.books.is_over else ():
             sent = {lease for work in self._peers[member.name].peer.works for lease in work.leases}
             for lease in member.pending:
                 is_new = self._ticks - self._assigned[lease] < UNSENT_TICKS_MAX
@@ -355,8 +358,7 @@ class SimulatedCoordinator:
             elif answer.failure:
                 self.tell(ev.Failed(name, answer.lease, answer.failure))
             else:
-                norm = max(itertools.islice(norms, max(1, len(answer.losses))))
-                self.tell(ev.Answered(name, [answer.lease], 0.001, norms=[norm]))
+                self.tell(ev.Answered(name, [answer.lease], 0.001, norms=[next(norms)]))
 
     # --- what the core wants, and the pipeline does not do ----------------------------------------
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import reduce
 from typing import TYPE_CHECKING, Any, cast
 
 from tests.sim.books import require
-from tests.sim.counter import LIE, Counter, Sum
+from tests.sim.counter import LIE, Counter, Sum, leaves_of
 from tests.sim.scenario import Scenario
 from w5xde.compression import NONE
 from w5xde.control import events as ev
@@ -112,19 +111,22 @@ class WatchedSums(TreeSums):
     def __init__(self) -> None:
         super().__init__(Blueprint(Layout([])), cast(Any, None))
 
-    def add(self, lease: Leased, given: list[Contribution], staleness: int) -> None:
-        for each in given:
-            vector = cast(SumVector, each.vector)
-            require(vector.total != LIE, f"a lie is folded: {lease}")
-            vector.leases.add(lease.id)
+    def add(self, lease: Leased, given: Contribution, staleness: int) -> None:
+        vector = cast(SumVector, given.vector)
+        require(vector.total != LIE, f"a lie is folded: {lease}")
+        oldest = min(version for _, _, version in leaves_of(vector.total))
+        require(
+            oldest >= cast(Lease, lease).version, f"{lease} was computed on version {oldest}: versions old"
+        )
+        vector.leases.add(lease.id)
         super().add(lease, given, staleness)
 
-    def totals(self, step: Decided) -> list[Total]:
-        totals = super().totals(step)
-        summed = set[int]().union(*(cast(SumVector, each.contribution.vector).leases for each in totals))
+    def total(self, step: Decided) -> Total:
+        total = super().total(step)
+        summed = cast(SumVector, total.contribution.vector).leases
         decided = {lease for _, _, _, lease in step.shares}
         require(summed == decided, f"step {step.plan.index} is the sum of leases {summed}, not {decided}")
-        return totals
+        return total
 
 
 class CountingLearner:
@@ -151,7 +153,7 @@ class CountingLearner:
         step = self._coordinator.decided[self.version]
         if self.can_roll_back and self._world.spoils(step.plan.index):
             raise StepNotFinite(f"step {step.plan.index} is spoiled")
-        total = self._sum(totals)
+        (total,) = map(self._sum, totals)
         self._coordinator.books.summed(step, total)
         self._world.point("apply")
         self._counter.apply(step, total)
@@ -160,21 +162,21 @@ class CountingLearner:
         self.busy_seconds += self._coordinator.rng.uniform(0, self._world.scenario.learner_seconds)
         return [0.0] * len(totals)
 
-    def apply_all(self, steps: list[list[Total]]) -> tuple[list[list[float]], BaseException | None]:
-        losses: list[list[float]] = []
+    def apply_all(self, totals: list[Total]) -> tuple[list[float], BaseException | None]:
+        losses: list[float] = []
         try:
-            losses.extend(map(self.apply, steps))
+            for total in totals:
+                losses += self.apply([total])
         except StepNotFinite as error:
             return losses, error
         return losses, None
 
     def body_of(self, total: Total) -> bytes:
-        return json.dumps(self._sum([total])).encode()
+        return json.dumps(self._sum(total)).encode()
 
     @staticmethod
-    def _sum(totals: list[Total]) -> Sum:
-        sums = [cast(SumVector, total.contribution.vector).total for total in totals]
-        return reduce(lambda left, right: (left, right), sums)
+    def _sum(total: Total) -> Sum:
+        return cast(SumVector, total.contribution.vector).total
 
 
 class FakeTasks:
@@ -257,12 +259,16 @@ class FakeBatches:
 
 
 class FakeParameters:
-    """The parameters of a version are its number."""
+    """The parameters of a version are its number; encoding them keeps the learner's thread busy."""
 
-    def __init__(self, counter: Counter) -> None:
-        self._counter = counter
+    def __init__(self, coordinator: SimulatedCoordinator, learner: CountingLearner) -> None:
+        self._coordinator = coordinator
+        self._counter: Counter = coordinator.counter
+        self._learner = learner
 
     def get(self, peer: Peer, *, whole: bool) -> Snapshot:
+        seconds = self._coordinator.world.scenario.learner_seconds
+        self._learner.busy_seconds += self._coordinator.rng.uniform(0, seconds)
         require(whole == (peer.version < 0), f"{peer.name} is sent whole={whole} after {peer.version}")
         return Snapshot(self._counter.version, NONE, [], 0, 0)
 
@@ -289,9 +295,9 @@ class FakeRecheck:
         require(version in self._kept, f"version {version} of {lease} was not kept")
         self._sent[lease.id] = version
 
-    def verify(self, lease: Lease, given: list[Contribution]) -> None:
+    def verify(self, lease: Lease, given: Contribution) -> None:
         require(lease.id in self._sent, f"{lease} is verified, and was not kept for that")
-        is_lie = any(cast(SumVector, each.vector).total == LIE for each in given)
+        is_lie = cast(SumVector, given.vector).total == LIE
         seconds = self._coordinator.rng.uniform(0, self._coordinator.world.scenario.verifying_seconds)
         event = ev.Verified(lease.node, lease.id, "it is a lie" if is_lie else "")
         self._coordinator.later(seconds, self._coordinator.tell, event)

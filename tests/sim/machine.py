@@ -323,13 +323,13 @@ class Machine:
         )
 
     def _computed(self, loan: Loan) -> _Computed:
-        """One sum for all batches of a lease, or one for each that is a step of its own; or a lie."""
+        """One sum for all batches of a lease, or a lie."""
         lie = self._world.lie(self)
         first, last = loan.batches[0].index, loan.batches[-1].index
-        spans = [(each.index, each.index + 1) for each in loan.batches] if loan.apart else [(first, last + 1)]
-        sums = [LIE if lie else canonical(loan.epoch, start, stop, self._version) for start, stop in spans]
-        norms = [lie] * len(spans) if lie else self._world.scenario.norms(loan)
-        return Answer(loan.lease, losses=[0.0] * len(spans) if loan.apart else []), sums, norms
+        total = LIE if lie else canonical(loan.epoch, first, last + 1, self._version)
+        # A difference is judged by the mean of its steps.
+        norm = lie * (len(loan.batches) if loan.apart else 1) if lie else self._world.scenario.norm(loan)
+        return Answer(loan.lease, seconds=self.batch_seconds * len(loan.batches)), [total], [norm]
 
     def _answer(self, line: Line | None, work: Work, computed: list[_Computed]) -> None:
         is_heard_anyway = "ghost" in self._world.scenario.faults

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from tests.sim.disk import File, VirtualDisk
 from tests.sim.scenario import Scenario
@@ -28,7 +29,7 @@ from w5xde.control.steps.plan import Cursor, Plan
 from w5xde.control.trust.norm_limits import NormLimits
 from w5xde.control.uploads import UploadQueue
 from w5xde.learn.step.sums import TreeSums
-from w5xde.messages import Answer, Rejected
+from w5xde.messages import Rejected, Update
 from w5xde.runtime.durable import journal, ledger_segments
 from w5xde.runtime.durable.checkpoints import CheckpointStore
 from w5xde.runtime.durable.journal import Journal
@@ -66,7 +67,7 @@ def settle_forgets_to_end(self: Leases, lease: int, node: str) -> Lease | str:
 
 
 def takes_one_too_stale(self: AsyncMode, lease: Lease, version: int) -> str:
-    return "stale" if version - lease.version > self.staleness + 1 else ""
+    return "stale" if self.staleness_of(lease) > self.staleness + 1 else ""
 
 
 def merges_in_order_of_arrival(self: PairwiseTree[Any], span: Any, value: Any) -> list[Any]:
@@ -185,16 +186,13 @@ def forgets_that_an_upload_ended(self: UploadQueue[Any], sender: Any, now: float
     return []
 
 
-def believes_what_was_thrown_away(
-    self: Updates, node: str, answers: list[Answer], place: Any, timing: Any
-) -> None:
-    self._dispatch(ev.Answered(node, [answers[0].lease], *timing, norms=[0.0]))
+def believes_what_was_thrown_away(self: Updates, node: str, update: Update, place: Any, timing: Any) -> None:
+    self._dispatch(ev.Answered(node, [update.answers[0].lease], *timing, norms=[0.0]))
 
 
-def forgets_failed_answers(
-    self: Updates, node: str, answers: list[Answer], checked: Any, timing: Any
-) -> None:
-    ANSWERED(self, node, [answer for answer in answers if not answer.failure], checked, timing)
+def forgets_failed_answers(self: Updates, node: str, update: Update, checked: Any, timing: Any) -> None:
+    kept = [answer for answer in update.answers if not answer.failure]
+    ANSWERED(self, node, replace(update, answers=kept), checked, timing)
 
 
 def rejects_before_the_node_is_ready(self: Updates, effect: ev.Reject) -> None:
@@ -204,10 +202,8 @@ def rejects_before_the_node_is_ready(self: Updates, effect: ev.Reject) -> None:
         peer.connection.send(Rejected(effect.lease, effect.reason))
 
 
-def believes_infinite_norms(
-    self: Updates, node: str, answers: list[Answer], checked: Any, timing: Any
-) -> None:
-    ANSWERED(self, node, answers, [(vector, min(norm, 1.0)) for vector, norm in checked], timing)
+def believes_infinite_norms(self: Updates, node: str, update: Update, checked: Any, timing: Any) -> None:
+    ANSWERED(self, node, update, [(vector, min(norm, 1.0)) for vector, norm in checked], timing)
 
 
 def sends_old_parameters(self: Lending, peer: Peer, leases: list[Lease], found: Any) -> None:
@@ -234,7 +230,7 @@ def forgets_what_is_to_be_verified(self: Lending, effect: ev.Assign) -> None:
 
 
 def steps_whatever_the_version(self: Steps, steps: list[ev.Step]) -> Any:
-    return [self._sums.totals(step) for step in steps], None
+    return [self._sums.total(step) for step in steps], None
 
 
 def reports_rolled_back_steps_as_made(self: Steps, outcome: Any) -> None:
@@ -283,7 +279,7 @@ BUGS = {
     "settle ignores the node": Bug(Leases, "settle", settle_ignores_the_node, "is folded as|outstanding are"),
     "a lease is settled twice": Bug(Leases, "settle", settle_forgets_to_end, "outstanding|node's hands"),
     "a covered span is taken": Bug(SyncMode, "admit", lambda self, lease, version: "", "already"),
-    "one version too stale": Bug(AsyncMode, "admit", takes_one_too_stale, "versions old"),
+    "one version too stale": Bug(AsyncMode, "admit", takes_one_too_stale, "updates old"),
     "of_node misses a lease": Bug(
         Leases, "of_node", lambda self, node: [x for x in self if x.node == node][1:], "outstanding are"
     ),
@@ -294,7 +290,7 @@ BUGS = {
     ),
     "sums in order of arrival": Bug(PairwiseTree, "put", merges_in_order_of_arrival, "summed as"),
     "a step begins after the stop": Bug(RunState, "stop", stops_without_closing, "is to stop"),
-    "a node holds three leases": Bug(modes, "WINDOW_LEASES", 3, "3 steps, 2 are allowed"),
+    "a node holds three leases": Bug(modes, "WINDOW_LEASES", 3, "3 leases, 2 are allowed"),
     "a short batch is forgotten": Bug(Plan, "_sizes", forgets_the_short_batch, "not as planned"),
     "a step given back is never lent": Bug(
         AsyncMode, "give_back", gives_back_but_tells_nobody, "not finished"

@@ -42,6 +42,53 @@ def optimizer(params: Any) -> torch.optim.Optimizer:
 job = w5xde.Job(model=model, data=data, loss=loss, optimizer=optimizer)
 
 
+# --- samples that are large enough to be kept, and some that must not be kept ---------------------
+
+IMAGES = 240
+
+
+class Images(Dataset[tuple[Tensor, int]]):
+    """Samples of 12 kB, which are the same whenever they are read."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(11)
+        self._images = torch.randn(IMAGES, 3, 32, 32, generator=generator)
+
+    def __len__(self) -> int:
+        return IMAGES
+
+    def __getitem__(self, number: int) -> tuple[Tensor, int]:
+        return self._images[number], number % 4
+
+
+class Drifting(Images):
+    """Samples that change when all of them have been read, too late for a trial to see."""
+
+    reads = 0
+
+    def __getitem__(self, number: int) -> tuple[Tensor, int]:
+        self.reads += 1
+        image, label = super().__getitem__(number)
+        return image + (self.reads > IMAGES + 70), label
+
+
+def image_model() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 5, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(400, 4))
+
+
+images = w5xde.Job(model=image_model, data=Images, loss=loss, optimizer=optimizer)
+drifting = w5xde.Job(model=image_model, data=Drifting, loss=loss, optimizer=optimizer)
+
+# Far from its goal, with a rate so small that it stays there: the gradient is large, and its noise about one
+# batch of ten samples.
+steady = w5xde.Job(
+    model=lambda: nn.Linear(10, 1),
+    data=data,
+    loss=lambda net, batch: (net(batch[0]).squeeze(1) - 3.0 - batch[0].sum(1)).square().mean(),
+    optimizer=lambda params: torch.optim.SGD(params, lr=1e-6),
+)
+
+
 # --- a batch that takes its time ------------------------------------------------------------------
 
 

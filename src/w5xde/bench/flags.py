@@ -1,7 +1,7 @@
 """Argument types of the flags of `w5xde bench`: numbers within bounds, lists, names and files.
 
 Each function is a `type` for argparse, or makes one, so that bad values are refused before anything is
-measured.
+measured; `add_rows` adds a flag that several benchmarks have.
 """
 
 from __future__ import annotations
@@ -69,3 +69,14 @@ def compression(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
+
+
+def add_rows(command: argparse.ArgumentParser, names: tuple[str, ...]) -> None:
+    """Add the flag that chooses some of these rows."""
+    command.add_argument(
+        "--rows",
+        type=several(one_of(names)),
+        default=names,
+        metavar="ROW,…",
+        help=f"some of {', '.join(names)} (default: all)",
+    )

@@ -7,6 +7,8 @@ contestant 20 µs a step, and tell nothing about the distribution of work.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, TensorDataset
 
-from w5xde.datasets import python_docs
+from w5xde.datasets import digits, python_docs
 from w5xde.learn.data.sources import MapSource
 from w5xde.learn.job.build import build_source
 from w5xde.learn.job.job import Job
@@ -139,6 +141,45 @@ def text_job(parameters: int) -> Job:
         optimizer=lambda params: torch.optim.Adam(params, lr=0.003, fused=True),
     )
 
+
+TEXT_PARAMETERS = 110_000
+TEXT_BATCH_SIZE = 16
+
+
+def text_optimizer(params: Any) -> Optimizer:
+    # As people write it: torch then steps tensor by tensor on a CPU.
+    return torch.optim.AdamW(params, lr=0.003, weight_decay=0.01)
+
+
+# A size between the seeds' network and the large model: 107,160 parameters in 27 tensors.
+text = replace(text_job(TEXT_PARAMETERS), optimizer=text_optimizer)
+
+# --- handwritten digits: a network as in the digits example, and a convolutional one --------------------
+
+
+def digits_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 10))
+
+
+def conv_model() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 4 * 4, 10),
+    )
+
+
+def adam(rate: float) -> Callable[[Any], Optimizer]:
+    return lambda params: torch.optim.Adam(params, lr=rate)
+
+
+digits_job = Job(model=digits_model, data=digits, loss=classify, optimizer=adam(0.003))
+conv_job = Job(model=conv_model, data=digits, loss=classify, optimizer=adam(0.003))
 
 # --- helpers for contestants -------------------------------------------------------------------
 

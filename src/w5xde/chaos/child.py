@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from w5xde.runs import STATE_VARIABLE
+from w5xde.runs import CACHE_VARIABLE, STATE_VARIABLE
 from w5xde.setting_sources import ENVIRONMENT_PREFIX
 
 
@@ -101,7 +101,7 @@ def environment() -> dict[str, str]:
     kept = {
         key: value
         for key, value in os.environ.items()
-        if not key.startswith(ENVIRONMENT_PREFIX) or key == STATE_VARIABLE
+        if not key.startswith(ENVIRONMENT_PREFIX) or key in (STATE_VARIABLE, CACHE_VARIABLE)
     }
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     # Unbuffered: the log must be complete when its writer is killed.

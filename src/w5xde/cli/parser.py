@@ -34,7 +34,10 @@ _OVERVIEW = """examples:
 settings: flag, then W5XDE_* (W5XDE_BATCH_SIZE=64), then w5xde.toml (batch-size = 64), then default.
   w5xde COMMAND --help lists them."""
 
-BENCH_ABOUT = "measure: the first system's benchmark, codecs, exchange, links, peers, costs, scale"
+BENCH_ABOUT = (
+    "measure: time to a loss, the first system's benchmark and stages, codecs, exchange, links, peers, costs,"
+    " scale"
+)
 
 _JOB = "train.py, train.py:name or package.module:name"
 _JOB_OR_RESUME = {
@@ -205,8 +208,8 @@ def _add_flag(parser: argparse.ArgumentParser, command: str, setting: str, annot
     base, *extras = get_args(annotated) if get_origin(annotated) is Annotated else (annotated,)
     text = next((extra.description for extra in extras if isinstance(extra, Meta) and extra.description), "")
     default = COMMAND_DEFAULTS.get(command, {}).get(setting, getattr(_DEFAULTS, setting))
-    if default not in (None, False, True):
-        text += f" (default: {default})"
+    if default not in (None, False):
+        text += f" (default: {'on' if default is True else default})"
     flag = f"--{setting.replace('_', '-')}"
     flags = ["--name", flag] if setting == "node_name" else [flag]
     text = text.replace("%", "%%")

@@ -24,6 +24,7 @@ from w5xde.cli.qr import qr_lines
 from w5xde.errors import UsageError
 from w5xde.runtime.admission.register import LIFETIME_SECONDS, USES, TicketRegister
 from w5xde.runtime.admission.register_rows import RegisteredNode, TicketRow
+from w5xde.runtime.net.sockets import is_here
 from w5xde.ticket import join_line, shown
 
 _LIFETIME = re.compile(r"(\d{1,9})\s*([smhd]?)")
@@ -88,7 +89,9 @@ def ticket_new(
     until = f"until {_time(ticket.expires_at)}" if ticket.expires_at else "for ever"
     count = "any number of nodes" if uses is None else "one node" if uses == 1 else f"{uses} nodes"
     lines = [join_line(ticket, job), "", f"ticket {_short(ticket.id.hex())}: {count}, {until}"]
-    if ticket.is_clear:
+    if ticket.is_clear and all(is_here(host) for host, _ in ticket.addresses):
+        lines.append("only this machine can join: the run listens for no other")
+    elif ticket.is_clear:
         lines.append("this run is in clear text: anybody on the way can read it, this ticket included")
     if qr:
         lines += ["", *(qr_lines(text) or ['for a QR code:  pip install "w5xde[qr]"'])]

@@ -14,12 +14,13 @@ from typing import IO, TYPE_CHECKING, Any
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 import w5xde
 from w5xde.api import CLEAR_TEXT, Result, Watcher
+from w5xde.cli.panels import node_table, plain_text, progress, rates
+from w5xde.cli.units import bytes_text, count_text, duration_text, number_text
 from w5xde.config import Settings
 from w5xde.sanitize import harmless
 from w5xde.ticket import join_line
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 5.0
 # What fits on a terminal of 40 lines; longer lists say how many rows they leave out.
-EVENTS_SHOWN, NODES_SHOWN, VIOLATIONS_SHOWN = 6, 20, 20
+EVENTS_SHOWN, VIOLATIONS_SHOWN = 6, 20
 
 
 def make_view(settings: Settings) -> View:
@@ -66,15 +67,22 @@ class View(Watcher):
         status = coordinator.status()
         self.say(
             f"[bold]w5xde {w5xde.__version__}[/]  run [bold]{status.run}[/]  "
-            f"{status.mode}, seed {settings.seed}, {_count(status.parameters)} parameters",
+            f"{status.mode}, {step_text(settings)}, seed {settings.seed}, "
+            f"{count_text(status.parameters)} parameters",
             markup=True,
         )
+        if status.scaling:
+            self.say(f"scaled for {settings.step_batches} batches a step: {status.scaling}")
+        if settings.staleness is not None and settings.mode == "sync":
+            self.say("staleness has no effect in sync mode, where no update is late")
         self.say(f"listening on {status.address}" + _reach(settings.host))
         if coordinator.gatekeeper.is_exposed:
             self.say(f"[bold red]{CLEAR_TEXT}[/]", markup=True)
         if coordinator.gatekeeper.ticket is not None:
             # The only place that shows the secret, to the user who started the run.
             self.say(f"  to join:  {join_line(coordinator.gatekeeper.ticket, job_name)}")
+            if settings.resume is not None and not settings.nodes:
+                self.say("this run starts no nodes of its own: join with the line above, or use --nodes 2")
         self._begin()
 
     def ended(self) -> None:
@@ -90,7 +98,7 @@ class View(Watcher):
 
     def _begin(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._started_at = self._loop.time()
+        self._started_at = self._worked_at = self._loop.time()
         if self._is_live:
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
@@ -118,11 +126,13 @@ class View(Watcher):
         if self._node is not None:
             return Group(Text(self._node_line(self._node)))
         status = self._status()
-        parts: list[Text | Table] = [_progress(status), Text(_rates(status), style="dim")]
+        waiting = self._waiting_text(status)
+        speed = Text(waiting, style="yellow") if waiting else Text(rates(status), style="dim")
+        parts: list[Text | Table] = [progress(status), speed]
+        if status.gradient_noise_batches is not None:
+            parts.append(Text(status.gradient_noise, style="dim"))
         if status.nodes:
             parts.append(node_table(status))
-        else:
-            parts.append(Text(self._waiting_text(), style="yellow"))
         for kind, text in self._events_after(0.0)[-EVENTS_SHOWN:]:
             parts.append(
                 Text(
@@ -139,8 +149,12 @@ class View(Watcher):
             raise RuntimeError("the view was started without a coordinator")
         return self._coordinator.status()
 
-    def _waiting_text(self) -> str:
-        waited = self._loop.time() - self._started_at
+    def _waiting_text(self, status: RunStatus) -> str:
+        """How long the run has waited for nodes; empty if it does not."""
+        if status.working or self._coordinator is None or self._coordinator.is_over:
+            self._worked_at = self._loop.time()
+            return ""
+        waited = self._loop.time() - self._worked_at
         return f"waiting for nodes for {waited:.0f} s" if waited > 1 else "waiting for nodes"
 
     def _print_events(self) -> None:
@@ -164,16 +178,21 @@ class View(Watcher):
         if self._node is not None:
             return self._node_line(self._node)
         status = self._status()
-        if not status.nodes and not status.step:
-            return self._waiting_text()
+        waiting = self._waiting_text(status)
+        if waiting and not status.step:
+            return waiting
         total = f"/{status.steps_total}" if status.steps_total else ""
         parts = [f"step {status.step}{total} ({status.durable_steps} safe)"]
         parts.append(f"epoch {status.epoch}" + (f"/{status.epochs_total}" if status.epochs_total else ""))
         if status.loss is not None:
             parts.append(f"loss {status.loss:.4f}")
         parts += [f"{key} {value:.4g}" for key, value in status.evaluation.items()]
-        parts.append(_rates(status))
-        parts.append(f"{sum(node.state == 'working' for node in status.nodes)} nodes")
+        if waiting:
+            return ", ".join([*parts, waiting])
+        parts.append(rates(status))
+        if status.gradient_noise_batches is not None:
+            parts.append(f"noise of about {status.gradient_noise_batches:.2g} batches")
+        parts.append(number_text(status.working, "node"))
         if status.seconds_left is not None:
             parts.append(f"{duration_text(status.seconds_left)} left")
         return ", ".join(parts)
@@ -183,9 +202,11 @@ class View(Watcher):
         if self._is_silent:
             return
         s = result.summary
+        took = f"{duration_text(s['seconds'])} ({escape(result.reason)})"
         self.say(
-            f"[bold green]done[/]  run [bold]{s['run']}[/]  {s['epochs']} epochs, {s['steps']:,} steps, "
-            f"{s['samples']:,} samples in {duration_text(s['seconds'])} ({escape(result.reason)})",
+            f"[bold green]done[/]  run [bold]{s['run']}[/]  "
+            f"{number_text(s['epochs'], 'epoch')}, {number_text(s['steps'], 'step')}, "
+            f"{number_text(s['samples'], 'sample')} in {took}",
             markup=True,
         )
         if s["loss_first"] is not None:
@@ -193,8 +214,9 @@ class View(Watcher):
             average = f" (average {s['loss_average']:.4f})"
             self.say(f"  loss {s['loss_first']:.4f} → {s['loss_last']:.4f}{average}{measured}")
         self.say(
-            f"  {len(s['nodes'])} nodes, {s['batches']:,} batches, {s['batches_relent']} of them lent again; "
-            f"{_bytes(s['bytes_sent'])} out, {_bytes(s['bytes_received'])} in"
+            f"  {number_text(len(s['nodes']), 'node')}, {number_text(s['batches'], 'batch')}, "
+            f"{s['batches_relent']} of them lent again; "
+            f"{bytes_text(s['bytes_sent'])} out, {bytes_text(s['bytes_received'])} in"
         )
         if s["robust"] != "off":
             short = f"{s['degraded_steps']:,} of the steps had fewer nodes than that takes"
@@ -203,6 +225,8 @@ class View(Watcher):
             self.say(
                 f"  {s['verified_batches']:,} batches verified, {s['unverified_batches']:,} could not be"
             )
+        if s["gradient_noise_batches"] is not None:
+            self.say(f"  {s['gradient_noise']}")
         self.say(f"  weights sha256 {s['weights_sha256'][:16]}…  in  {result.folder / 'model.safetensors'}")
 
     def show_audit(self, report: AuditReport) -> None:
@@ -214,8 +238,9 @@ class View(Watcher):
             f"ended: {found.ended or 'not yet, or without a word'}"
         )
         self.say(
-            f"  {found.steps:,} steps, {found.batches:,} batches, {found.samples:,} samples applied, "
-            f"{found.epochs} epochs complete; {found.steps_redone} steps redone after a crash"
+            f"  {number_text(found.steps, 'step')}, {number_text(found.batches, 'batch')}, "
+            f"{number_text(found.samples, 'sample')} applied, {number_text(found.epochs, 'epoch')} complete; "
+            f"{number_text(found.steps_redone, 'step')} redone after a crash"
         )
         table = Table(box=None, padding=(0, 2), header_style="dim")
         table.add_column("node")
@@ -224,7 +249,7 @@ class View(Watcher):
         for name, part in sorted(found.nodes.items(), key=lambda each: -each[1].batches):
             share = f"{part.batches / max(1, found.batches):.0%}"
             table.add_row(
-                _word(name), f"{part.batches:,}", f"{part.samples:,}", share, f"{part.leases:,}",
+                plain_text(name), f"{part.batches:,}", f"{part.samples:,}", share, f"{part.leases:,}",
                 f"{part.refused:,}", f"{part.expired:,}",
             )  # fmt: skip
         self._console.print(table)
@@ -250,7 +275,7 @@ class View(Watcher):
             self.say(f"a damaged checkpoint is passed over: {damage}")
         self.say(
             f"weights of {written['run']} after {written['steps']:,} steps in {written['file']} "
-            f"({_bytes(written['bytes'])}, sha256 of weights {written['weights_sha256'][:16]}…)"
+            f"({bytes_text(written['bytes'])}, sha256 of weights {written['weights_sha256'][:16]}…)"
         )
 
     # --- a node ----------------------------------------------------------------------------------
@@ -312,83 +337,15 @@ _EVENT_STYLES = {
 _QUIET_EVENTS = {"epoch", "rejected", "evaluated"}
 
 
-def _progress(status: RunStatus) -> Table:
-    row = Table.grid(padding=(0, 2), expand=False)
-    done = status.done
-    cells: list[Text | ProgressBar] = [
-        Text(f"epoch {status.epoch}" + (f"/{status.epochs_total}" if status.epochs_total else ""))
-    ]
-    if done is not None:
-        cells += [ProgressBar(total=1.0, completed=done, width=30), Text(f"{done:4.0%}")]
-    cells.append(Text(f"step {status.step:,} ({status.durable_steps:,} safe)"))
-    if status.loss is not None:
-        cells.append(Text(f"loss {status.loss:.4f}", style="bold"))
-    cells += [Text(f"{key} {value:.4g}", style="bold green") for key, value in status.evaluation.items()]
-    if status.seconds_left is not None:
-        cells.append(Text(f"{duration_text(status.seconds_left)} left"))
-    row.add_row(*cells)
-    return row
-
-
-def _rates(status: RunStatus) -> str:
-    return (
-        f"{status.samples_per_second:,.0f} samples/s, {status.batches_per_second:,.1f} batches/s, "
-        f"out {_bytes(status.sent_per_second)}/s, in {_bytes(status.received_per_second)}/s"
-        + (f", {status.compression_ratio:.2f}× smaller" if (status.compression_ratio or 1.0) > 1.005 else "")
-        + (f", {status.staleness_mean:.0f} steps stale" if status.mode == "async" else "")
-        + (f", memory {_bytes(status.memory_pss_bytes)}" if status.memory_pss_bytes else "")
-    )
-
-
-def node_table(status: RunStatus) -> Table:
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for heading in ("node", "device", "state"):
-        table.add_column(heading)
-    for heading in ("batches/s", "share", "loss", "wait", "network"):
-        table.add_column(heading, justify="right")
-    # Working nodes first, and not a long list of those that left.
-    rows = sorted(status.nodes, key=lambda node: node.state == "gone")
-    for node in rows[:NODES_SHOWN]:
-        loss = f"{node.loss:.4f}" if node.loss is not None else "-"
-        style = "dim" if node.state == "gone" else ""
-        table.add_row(
-            _word(node.name), _word(node.device), node.state, f"{node.batches_per_second:,.1f}",
-            f"{node.share:.0%}", loss, f"{node.waiting:.0%}", f"{_bytes(node.network_per_second)}/s",
-            style=style,
-        )  # fmt: skip
-    if len(rows) > NODES_SHOWN:
-        table.add_row(f"… {len(rows) - NODES_SHOWN} more", *[""] * 7)
-    return table
-
-
-def _word(text: str) -> Text:
-    """Text from a node for a table, which would interpret markup in a plain string."""
-    return Text(harmless(str(text)))
+def step_text(settings: Settings) -> str:
+    """How many samples make a step, and how that number comes about."""
+    if settings.step_batches == 1:
+        return f"{settings.batch_size} samples a step"
+    samples = settings.batch_size * settings.step_batches
+    return f"{settings.batch_size} × {settings.step_batches} = {samples:,} samples a step"
 
 
 def _reach(host: str) -> str:
     if host in ("127.0.0.1", "localhost", "::1"):
         return "  (only this machine can join; --host 0.0.0.0 opens it to others)"
     return ""
-
-
-def _count(number: int) -> str:
-    for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if number >= size:
-            return f"{number / size:.1f} {letter}"
-    return str(number)
-
-
-def _bytes(number: float) -> str:
-    for size, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number:.0f} B"
-
-
-def duration_text(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -59,9 +59,11 @@ class Answers:
         if doubt:
             return self._fail(lease, member, doubt, norm, now)
         state.failures.succeeded(member)
+        fold = ev.Fold(lease, state.mode.staleness_of(lease))
         complete = state.mode.take(lease)
-        fold = ev.Fold(lease, state.version - lease.version)
-        return [fold, *(self._steps.complete(complete, now) if complete is not None else ())]
+        advice = state.mode.advice()
+        notes = [ev.Note("stale", advice)] if advice else []
+        return [fold, *(self._steps.complete(complete, now) if complete is not None else ()), *notes]
 
     def verified(self, event: ev.Verified, now: float) -> list[ev.Effect]:
         state = self._state

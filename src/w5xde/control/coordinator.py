@@ -87,7 +87,7 @@ class CoordinatorCore:
 
     def _ticked(self, event: ev.Ticked, now: float) -> list[ev.Effect]:
         state = self._state
-        effects = self._membership.close_silent(event, now)
+        effects = [*self._membership.close_silent(event, now), *self._membership.note_outgrown(now)]
         limit = state.settings.seconds
         if limit is not None and state.started_at is not None and state.seconds(now) >= limit:
             effects += state.stop("time is up")

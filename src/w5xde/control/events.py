@@ -208,8 +208,7 @@ class Reject:
 class Fold:
     """Add the answer to this lease to its step.
 
-    `staleness`: how many versions were made since the one that it was computed on. In a stretch this is the
-    staleness of the first batch; that of each later batch is one more than the batch before it.
+    `staleness`: how many updates of the model were decided since the version that it was computed on.
     """
 
     lease: Lease
@@ -218,19 +217,21 @@ class Fold:
 
 @dataclass(slots=True)
 class Step:
-    """Step the optimizer, for a stretch once for each batch: every batch is answered or set aside.
+    """Step the optimizer, or for a stretch add the steps that a node made: every batch is in, or set aside.
 
-    `shares`: which node computed which batches.
+    `shares`: which node computed which batches. `rate`: a factor on the learning rate of this step alone, or
+    on the difference that a stretch makes.
     """
 
     plan: StepPlan
     version: int
     shares: list[Share]
+    rate: float = 1.0
 
     @property
     def steps(self) -> int:
         """The number of versions that it makes."""
-        return sum(stop - start for start, stop, _, _ in self.shares) if self.plan.apart else 1
+        return self.plan.steps
 
     @property
     def samples(self) -> int:
@@ -242,13 +243,15 @@ class Step:
 
 @dataclass(slots=True)
 class Undone:
-    """An event: the learner rolled this step back, because it made numbers that are not finite.
+    """An event: the learner rolled this step back: numbers were not finite, or the optimizer raised.
 
-    Without a reason: the learner did not try this step, because it rolled an earlier one back.
+    `is_final`: the run ends with it. Without a reason: the learner did not try this step, because it rolled
+    an earlier one back.
     """
 
     step: Step
     reason: str = ""
+    is_final: bool = False
 
 
 @dataclass(slots=True)

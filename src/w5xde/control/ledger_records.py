@@ -12,7 +12,7 @@
     cancelled, expired    leases that ended without an answer
     aside     a batch that failed on every node that tried it
     step      the learner applied a step: its batches and shares ([start, stop, node, lease] each);
-              `apart`: each batch as a step of its own
+              `apart`: each batch as a step of its own; `rate`: the factor on its learning rate, if not 1
     banned    a node that may not come back, and why
     undo      a step begins again: it would have made the model non-finite, or used a banned node's update
     checkpoint            a checkpoint is durable: its version and hash
@@ -108,8 +108,9 @@ class RecordBuilder:
 def record_of(step: ev.Step) -> Record:
     """Return the `step` record of a step."""
     plan = step.plan
-    apart = {"apart": True} if plan.apart else {}
-    return apart | {
+    # The usual values are left out.
+    unusual = ({"apart": True} if plan.apart else {}) | ({"rate": step.rate} if step.rate != 1.0 else {})
+    return unusual | {
         "kind": "step",
         "step": plan.index,
         "version": step.version,
@@ -126,4 +127,5 @@ def step_of(record: Record) -> ev.Step:
     sizes = tuple(size for size, count in record["sizes"] for _ in range(count))
     place = record["step"], record["epoch"], record["first"]
     plan = StepPlan(*place, sizes, record["ends_epoch"], record.get("apart", False))
-    return ev.Step(plan, record["version"], [tuple(share) for share in record["shares"]])
+    shares = [tuple(share) for share in record["shares"]]
+    return ev.Step(plan, record["version"], shares, float(record.get("rate", 1.0)))

@@ -7,6 +7,9 @@ from w5xde.control.run_state import RunState
 
 # Fine enough to overtake a late batch soon, coarse enough to cost nothing.
 TICK_SECONDS = 0.1
+# For so long the pool must have more nodes than a step has batches before the user is told: nodes that are
+# started together have then joined, and are counted.
+OUTGROWN_SECONDS = 3.0
 
 
 class Membership:
@@ -14,6 +17,9 @@ class Membership:
 
     def __init__(self, state: RunState) -> None:
         self._state = state
+        # Since when the pool has more nodes than a step has batches; None: it has not. Told once.
+        self._outgrown_at: float | None = None
+        self._is_told = False
 
     def joined(self, event: ev.Joined, now: float) -> list[ev.Effect]:
         state = self._state
@@ -66,3 +72,28 @@ class Membership:
             effects.append(ev.Close(member.name, reason, for_good=False))
             effects += self.left(ev.Left(member.name, reason), now)
         return effects
+
+    def note_outgrown(self, now: float) -> list[ev.Effect]:
+        """Say once that steps have too few batches for all nodes, and which setting would use them."""
+        nodes, batches = len(self._state.members), self._state.plan.step_batches
+        if self._is_told or self._state.settings.mode != "sync" or nodes <= batches:
+            self._outgrown_at = None
+            return []
+        if self._outgrown_at is None:
+            self._outgrown_at = now
+        if now - self._outgrown_at < OUTGROWN_SECONDS:
+            return []
+        self._is_told = True
+        text = outgrown_text(nodes, batches, self._state.members.parallel)
+        return [ev.Note("idle nodes", text, {"nodes": nodes, "batches": batches})]
+
+
+def outgrown_text(nodes: int, batches: int, parallel: int) -> str:
+    """A sentence about more nodes than batches in a step; `parallel` nodes can compute at a time."""
+    at_once = f", of which {parallel} can compute at once" if parallel < nodes else ""
+    text = f"{nodes} nodes{at_once}, {batches} {'batches' if batches > 1 else 'batch'} a step: "
+    if parallel <= batches:
+        return f"{text}more batches a step would gain nothing"
+    idle = parallel - batches
+    have, them = ("node has", "it") if idle == 1 else ("nodes have", "them")
+    return f"{text}{idle} {have} nothing to do; a new run with --batches-per-step {parallel} would use {them}"

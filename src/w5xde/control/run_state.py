@@ -35,7 +35,10 @@ class RunState:
         self.leases = Leases(settings.incarnation)
         self.mode: Mode = choose_mode(settings, plan, self.members, self.leases)
         self.tally = Tally(Quorum(settings.robust), skip_bad_batches=settings.skip_bad_batches)
-        self.norm_check = NormCheck(NormLimits(settings.max_update_norm, settings.own_norm))
+        self.norm_check = NormCheck(
+            NormLimits(settings.max_update_norm, settings.own_norm),
+            NormLimits(settings.max_update_norm, settings.own_step_norm),
+        )
         self.failures = Failures(self.mode, self.members, self.leases, self.tally, self.norm_check)
         self.verification = Verification(settings.verify, chance, self.leases, self.norm_check)
         self.rollback = Rollback(self.mode, self.leases, self.tally, self.verification)

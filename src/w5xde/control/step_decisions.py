@@ -32,8 +32,6 @@ class StepDecisions:
         """Every batch of a step is in, or set aside: decide that the optimizer steps."""
         state, step = self._state, work.plan
         effects = state.rollback.cancel_leases(step.index)
-        if state.mode.is_stale(work, state.version):
-            return [*effects, state.rollback.reopen(step, state.version)]
         shares = work.tree.take(Span(0, step.count)) or []
         notes, at_fault = state.failures.blame(step.index, shares)
         if not shares:
@@ -41,7 +39,7 @@ class StepDecisions:
             state.mode.stepped(step.index)
             state.accounts.apply(step, 0)
             return effects + state.end_epoch(step.epoch) + state.finish_if_settled()
-        decided = ev.Step(step, state.version, shares)
+        decided = ev.Step(step, state.version, shares, state.mode.rate(work))
         remarks = state.tally.decide(decided)
         state.version += decided.steps
         effects += [decided, *remarks, *notes]
@@ -52,15 +50,18 @@ class StepDecisions:
     def undone(self, event: ev.Undone, now: float) -> list[ev.Effect]:
         """The learner rolled a step back: lend its batches again, but not for ever."""
         index = event.step.plan.index
+        if event.is_final:
+            return self.reopen(event)
         if event.reason and index in self._rolled_back:
             error = f"{event.reason}, and once more when tried again"
             return [*self.reopen(event), *self._state.finish("", error=error)]
-        if event.reason:
+        # A stretch is not tried again: its steps are, one by one, and the first of them has its index.
+        if event.reason and not event.step.plan.apart:
             self._rolled_back.add(index)
-        return [*self.reopen(event), *self._state.lend(self._state.members, now)]
+        return [*self.reopen(event, goes_on=True), *self._state.lend(self._state.members, now)]
 
-    def reopen(self, event: ev.Undone) -> list[ev.Effect]:
-        effects = self._state.rollback.undo(event)
+    def reopen(self, event: ev.Undone, *, goes_on: bool = False) -> list[ev.Effect]:
+        effects = self._state.rollback.undo(event, goes_on=goes_on)
         if effects:
             self._state.version = event.step.version
         return effects

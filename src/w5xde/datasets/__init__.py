@@ -1,7 +1,8 @@
-"""Small data sets that every machine has: the digits ship with this package, the text with Python.
+"""Data sets: two small ones that every machine has, and `mapped`, for files of your own.
 
-The demo and the examples use them, and so need no download. Each function returns something for the `data` of
-a job. torch and numpy are imported inside functions, so that importing w5xde stays light.
+The digits ship with this package, the text with Python: the demo and the examples use them, and so need no
+download. Each function returns something for the `data` of a job. torch and numpy are imported inside
+functions, so that importing w5xde stays light.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from w5xde.datasets.mapped import mapped
+
 if TYPE_CHECKING:
     from torch.utils.data import TensorDataset
 
-__all__ = ["digits", "python_docs"]
+__all__ = ["digits", "mapped", "python_docs"]
 
 # The first 1,437 of the 1,797 digits (four fifths) are for training, the other 360 for testing. The file
 # is stored shuffled, so that the split does not depend on any library's random numbers.

@@ -31,9 +31,9 @@ JOB = [
     ),
     Explanation(
         "W5-204",
-        "the data set is empty, its samples cannot be stacked, or it cannot be used with --data local",
+        "the data set is empty, its samples cannot be stacked, or have no numbers for --data local or cached",
         "a batch is made by stacking samples, so all must have one shape; and nodes that read their own"
-        " copy must be able to read any sample by its number.",
+        " copy, or keep samples, must be able to find any sample by its number.",
         "pad or crop samples to one shape, use --batch-size 1, or use --data stream.",
         "w5xde train train.py --data stream",
     ),
@@ -216,6 +216,24 @@ JOB = [
         "w5xde train train.py --checkpoint-every off",
     ),
     Explanation(
+        "W5-233",
+        "--scale-for-batch cannot scale this optimizer or schedule",
+        "the rule was measured for torch's Adam and AdamW up to 8 batches a step and for SGD up to 16, with"
+        " rates and betas that are numbers. Other optimizers follow other rules, more batches train worse by"
+        " it, and some schedules set the rate themselves.",
+        "leave the flag out and write the rate for the whole step into the job, or use fewer batches a step.",
+        "w5xde train train.py --batches-per-step 8 --scale-for-batch",
+    ),
+    Explanation(
+        "W5-234",
+        "the delay correction cannot scale this optimizer's learning rate",
+        "in async mode an update that is t updates late steps with the learning rate / (1 + t/2). Some"
+        " optimizers, such as Adafactor with relative steps, have no learning rate in their groups (lr=None),"
+        " and would make whole steps with late updates.",
+        "turn the correction off, use sync mode, or give the optimizer a learning rate.",
+        "w5xde train train.py --mode async --no-delay-correction",
+    ),
+    Explanation(
         "W5-240",
         "a picture needs a package that is not installed",
         "--plot draws with matplotlib, which training does not need.",
@@ -228,5 +246,21 @@ JOB = [
         "each connection takes up to two file descriptors, and w5xde has raised the limit as far as it may.",
         "raise the limit for this terminal, or start fewer nodes.",
         "ulimit -n 4096\nw5xde train train.py --nodes 1000",
+    ),
+    Explanation(
+        "W5-250",
+        "nodes cannot keep the samples of this data set",
+        "with --data cached a sample is sent once and used again in later epochs. So it must be the same"
+        " whenever it is read (no random augmentation, no data that changes), and hold tensors and numbers"
+        " alone. Some samples are read twice before training, and the first batch of each epoch again.",
+        "send batches in every epoch; or augment in the loss: there torch is seeded for each batch.",
+        "w5xde train train.py --data stream",
+    ),
+    Explanation(
+        "W5-251",
+        "not even one sample fits into the cache",
+        "nodes keep at most --cache-bytes of samples in a file.",
+        "make it larger, or send batches in every epoch.",
+        "w5xde train train.py --data cached --cache-bytes 4000000000",
     ),
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from _thread import get_ident
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -295,9 +296,22 @@ def step_uncompiled(optimizer: Optimizer) -> None:
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
-def add_scaled(parameters: list[Tensor], gradients: list[Tensor], factor: float) -> None:
-    """`parameter += factor * gradient` for all of them, as SGD computes it."""
-    torch._foreach_add_(parameters, gradients, alpha=factor)
+def twin_of(
+    optimizer: Optimizer, groups: list[list[Tensor]], state: dict[Tensor, dict[str, Any]]
+) -> Optimizer:
+    """An optimizer of the same class and options that steps other tensors, with this state."""
+    twin = object.__new__(type(optimizer))
+    options = optimizer.param_groups
+    twin.__setstate__(
+        {
+            "defaults": optimizer.defaults,
+            "state": defaultdict(dict, state),
+            "param_groups": [
+                {**group, "params": tensors} for group, tensors in zip(options, groups, strict=True)
+            ],
+        }
+    )
+    return twin
 
 
 def fused_adam(*tensors: list[Tensor], is_decoupled: bool, group: dict[str, Any]) -> None:

@@ -2,12 +2,13 @@
 
     0      2    3    4           8                16            16 + meta
     +------+----+----+-----------+-----------------+-------------+-----------------+
-    | "W5" |  1 |  0 | meta: u32 | body: u64       | MessagePack | raw bytes       |
+    | "W5" |  1 |flag| meta: u32 | body: u64       | MessagePack | raw bytes       |
     +------+----+----+-----------+-----------------+-------------+-----------------+
 
-`Decoder` has the interface of asyncio's `BufferedProtocol` (`get_buffer`, `buffer_updated`), so that a large
-body is received straight into its final memory, and several small frames take one system call. Knows no
-sockets, no clock, no torch, and not which message may follow which.
+With flag 1 the body lies in memory that both sides share; then 8 bytes say where it begins there, and no body
+follows. `Decoder` has the interface of asyncio's `BufferedProtocol` (`get_buffer`, `buffer_updated`), so that
+a large body is received straight into its final memory, and several small frames take one system call. Knows
+no sockets, no clock, no torch, and not which message may follow which.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ MAGIC = b"W5"
 WIRE_VERSION = 1
 _HEADER = struct.Struct("<2sBBIQ")
 HEADER_BYTES = _HEADER.size
+# The flag of a frame whose body lies in shared memory, and the place of the body there.
+SHARED = 1
+_PLACE = struct.Struct("<Q")
+PLACE_BYTES = _PLACE.size
 
 # Many small frames arrive in one read. A read from the loopback returns at most 64 KiB.
 SCRATCH_BYTES = 64 * 1024
@@ -88,12 +93,16 @@ class Frame(NamedTuple):
     body: Body
 
 
-def encode(message: Message, body_bytes: int = 0) -> bytes:
-    """Header and message of a frame; on the wire the body follows."""
+def encode(message: Message, body_bytes: int = 0, shared_at: int | None = None) -> bytes:
+    """Header and message of a frame; on the wire the body follows, unless it lies in shared memory."""
     try:
         meta = _encoder.encode(message)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise LocalProtocolError(f"cannot encode {type(message).__name__}: {error}") from error
+    if shared_at is not None:
+        return (
+            _HEADER.pack(MAGIC, WIRE_VERSION, SHARED, len(meta), body_bytes) + meta + _PLACE.pack(shared_at)
+        )
     return _HEADER.pack(MAGIC, WIRE_VERSION, 0, len(meta), body_bytes) + meta
 
 
@@ -103,6 +112,9 @@ class Decoder:
     def __init__(self, limits: Limits, place: Callable[[Message, int], Body | Stream] | None = None) -> None:
         """`place` gives the memory for a large body when it begins to arrive."""
         self.limits = limits
+        # Gives the body at an offset of the memory that is shared with the peer, by its length; None: no
+        # memory is shared.
+        self.shared: Callable[[int, int], Body] | None = None
         self._place = place or (lambda message, count: bytearray(count))
         self._scratch = bytearray(HEADER_BYTES + limits.scratch_bytes)
         self._filled = 0
@@ -180,15 +192,20 @@ class Decoder:
         view = memoryview(self._scratch)
         at = 0
         while self._filled - at >= HEADER_BYTES:
-            meta_bytes, body_bytes = self._read_header(at)
+            meta_bytes, body_bytes, is_shared = self._read_header(at)
             meta_end = at + HEADER_BYTES + meta_bytes
-            if self._filled < meta_end:
+            if self._filled < meta_end + (PLACE_BYTES if is_shared else 0):
                 break
             meta = view[at + HEADER_BYTES : meta_end]
             # A value takes at least a byte, so that most messages need not be counted.
             if meta_bytes > self.limits.values_max:
                 _check_values(meta, self.limits.values_max)
             message = _read_message(_decoders[self.limits.words], meta)
+            if is_shared and self.shared is not None:
+                (place,) = _PLACE.unpack_from(self._scratch, meta_end)
+                frames.append(Frame(message, self.shared(place, body_bytes)))
+                at = meta_end + PLACE_BYTES
+                continue
             here = self._filled - meta_end
             if here < body_bytes:
                 # The rest of the body arrives straight in its memory.
@@ -203,21 +220,23 @@ class Decoder:
         self._compact(at)
         return frames
 
-    def _read_header(self, at: int) -> tuple[int, int]:
+    def _read_header(self, at: int) -> tuple[int, int, bool]:
         magic, version, flags, meta_bytes, body_bytes = _HEADER.unpack_from(self._scratch, at)
         if magic != MAGIC:
             raise RemoteProtocolError("this is not a w5xde connection", code="W5-120")
-        if version != WIRE_VERSION or flags:
+        if version != WIRE_VERSION or flags & ~SHARED:
             raise RemoteProtocolError(
                 f"frames of version {version}, flags {flags}; we read version {WIRE_VERSION}", code="W5-107"
             )
+        if flags and self.shared is None:
+            raise RemoteProtocolError("a body in shared memory, and we share none", code="W5-120")
         if meta_bytes > self.limits.meta_bytes_max or body_bytes > self.limits.body_bytes_max:
             raise RemoteProtocolError(
                 f"a frame of {meta_bytes} + {body_bytes} bytes; at most "
                 f"{self.limits.meta_bytes_max} + {self.limits.body_bytes_max} are accepted now",
                 code="W5-121",
             )
-        return meta_bytes, body_bytes
+        return meta_bytes, body_bytes, bool(flags)
 
     def _compact(self, at: int) -> None:
         """Move the unfinished frame to the front, and make room for the rest of it."""
@@ -227,7 +246,7 @@ class Decoder:
         self._filled = rest
         wanted = HEADER_BYTES + self.limits.scratch_bytes
         if rest >= HEADER_BYTES:
-            wanted = max(wanted, HEADER_BYTES + self._read_header(0)[0])
+            wanted = max(wanted, HEADER_BYTES + self._read_header(0)[0] + PLACE_BYTES)
         if len(self._scratch) < wanted:
             # A new one: the reader may still hold a view of the old one, which then cannot grow.
             larger = bytearray(wanted)

@@ -1,48 +1,146 @@
-"""The default bound of staleness grows with the run: the first steps change the weights most."""
+"""How much async mode lends: one step for each node that can run, or two stretches of short batches."""
 
 from __future__ import annotations
 
 import pytest
 
-from w5xde.control.modes.async_mode import STALENESS_FIRST, STALENESS_MIN, STEPS_PER_STALENESS, AsyncMode
+from w5xde.control.modes.async_mode import (
+    ADVISED_AFTER,
+    STALENESS_MIN,
+    STRETCH_STEPS_MAX,
+    STRETCHES_MAX,
+    STUCK_SECONDS_MIN,
+    AsyncMode,
+)
 from w5xde.control.pool.members import Members
-from w5xde.control.steps.leases import Leases
+from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.plan import Plan
 
 
-def lent_steps(version: int, staleness: int | None = None) -> int:
-    """How many steps two fast nodes are lent at once when this many were applied before."""
-    plan = Plan(step_batches=1, epoch_limit=1, step_limit=None, samples=100_000, batch_size=1)
-    members, leases = Members(), Leases(1)
-    mode = AsyncMode(plan, members, leases, staleness, stretches=True)
-    for name in ("a", "b"):
-        member = members.join(name, 0.0)
-        members.measured(member, 1e-5, 1e-5)
-        members.measured(member, 1e-5, 1e-5)
-    mode.grants(members, version, 0.0)
-    return leases.steps
+class Pool:
+    """An async mode with nodes on machines of their own, or all on one machine of two cores."""
+
+    def __init__(
+        self, nodes: int, staleness: int | None = None, *, one_machine: bool = False, **settings: bool
+    ) -> None:
+        plan = Plan(step_batches=1, epoch_limit=1, step_limit=None, samples=1_000_000, batch_size=1)
+        self.members, self.leases = Members(), Leases(1)
+        self.mode = AsyncMode(plan, self.members, self.leases, staleness, **settings)
+        for number in range(nodes):
+            self.members.join(f"n{number}", 0.0, "one" if one_machine else "", 2)
+        self.now = 0.0
+
+    def measure(self, seconds: float) -> None:
+        for member in self.members:
+            self.members.measured(member, seconds, seconds)
+            self.members.measured(member, seconds, seconds)
+
+    def lend(self) -> list[Lease]:
+        return [lease for each in self.mode.grants(self.members, 0, self.now) for lease in each]
+
+    def answer(self, lease: Lease) -> float:
+        """Take the answer to a lease; returns the rate of its step."""
+        member = self.members.get(lease.node)
+        assert member is not None
+        self.members.returned(member, lease.id, self.now)
+        self.leases.end(lease)
+        complete = self.mode.take(lease)
+        assert complete is not None
+        return self.mode.rate(complete)
 
 
-def test_the_first_steps_lend_little() -> None:
-    assert lent_steps(0) <= STALENESS_FIRST + 1
+@pytest.mark.parametrize(("nodes", "bound"), [(1, STALENESS_MIN), (2, 2), (3, 2), (4, 3), (10, 9)])
+def test_the_default_bound_follows_the_nodes(nodes: int, bound: int) -> None:
+    assert Pool(nodes).mode.staleness == bound
 
 
-def test_later_steps_lend_up_to_the_bound() -> None:
-    late = STALENESS_MIN * STEPS_PER_STALENESS
-    assert lent_steps(0) < lent_steps(late // 2) < lent_steps(late) <= STALENESS_MIN + 1
-    assert lent_steps(late) == lent_steps(10 * late)
+def test_nodes_that_cannot_run_at_once_do_not_raise_the_bound() -> None:
+    pool = Pool(10, one_machine=True)
+    assert pool.mode.staleness == STALENESS_MIN
+    assert len(pool.lend()) == 2
 
 
-@pytest.mark.parametrize("version", [0, 10_000])
-def test_a_bound_that_the_user_set_is_used_from_the_first_step_on(version: int) -> None:
-    assert lent_steps(version, staleness=48) == lent_steps(100_000)
+def test_a_node_holds_one_lease_whatever_the_bound() -> None:
+    pool = Pool(4, staleness=1000)
+    pool.measure(1e-5)
+    assert sorted(lease.node for lease in pool.lend()) == ["n0", "n1", "n2", "n3"]
+    assert pool.lend() == []
 
 
 def test_no_node_of_a_large_pool_is_idle_in_the_first_steps() -> None:
-    plan = Plan(step_batches=1, epoch_limit=1, step_limit=None, samples=100_000, batch_size=1)
-    members, leases = Members(), Leases(1)
-    mode = AsyncMode(plan, members, leases, None)
-    for number in range(16):
-        members.join(f"n{number}", 0.0, f"machine {number}")
-    mode.grants(members, 0, 0.0)
-    assert {lease.node for lease in leases} == {member.name for member in members}
+    pool = Pool(16)
+    assert {lease.node for lease in pool.lend()} == {member.name for member in pool.members}
+
+
+def test_two_nodes_are_never_idle() -> None:
+    pool = Pool(2)
+    first, second = pool.lend()
+    for _ in range(20):
+        pool.answer(first)
+        (third,) = pool.lend()
+        first, second = second, third
+
+
+def test_no_update_can_be_staler_than_the_bound() -> None:
+    """One node is never done, and the others do as much as they may."""
+    pool = Pool(4)
+    slow, *others = pool.lend()
+    while others:
+        for lease in others:
+            pool.answer(lease)
+        others = pool.lend()
+    assert pool.mode.staleness_of(slow) == pool.mode.staleness
+
+
+def test_a_late_update_makes_a_smaller_step() -> None:
+    pool = Pool(4, corrects_delay=True)
+    assert [pool.answer(lease) for lease in pool.lend()] == [1.0, 1 / 1.5, 1 / 2, 1 / 2.5]
+
+
+def test_without_the_correction_every_step_is_whole() -> None:
+    pool = Pool(4)
+    assert [pool.answer(lease) for lease in pool.lend()] == [1.0] * 4
+
+
+@pytest.mark.parametrize("seconds", [1e-4, 5e-324])
+def test_short_batches_are_lent_as_two_stretches(seconds: float) -> None:
+    pool = Pool(4, stretches=True)
+    pool.measure(seconds)
+    lent = pool.lend()
+    assert [lease.step.apart for lease in lent] == [True] * STRETCHES_MAX
+    assert all(lease.span.count == STRETCH_STEPS_MAX for lease in lent)
+
+
+def test_stuck_nodes_keep_no_others_from_making_stretches() -> None:
+    pool = Pool(4, stretches=True)
+    pool.measure(1e-4)
+    stuck = pool.lend()
+    pool.now = 1.0
+    others = pool.lend()
+    assert [lease.span.count for lease in others] == [STRETCH_STEPS_MAX] * STRETCHES_MAX
+    assert not {lease.node for lease in others} & {lease.node for lease in stuck}
+    pool.now = 1.0 + STUCK_SECONDS_MIN
+    for lease in others:
+        pool.answer(lease)
+    pool.mode.overtake(pool.now)
+    assert [lease.step for lease in pool.lend()] == [lease.step for lease in stuck]
+
+
+@pytest.mark.parametrize(("nodes", "seconds"), [(1, 1e-4), (4, 0.002)])
+def test_one_node_alone_and_longer_batches_are_lent_one_by_one(nodes: int, seconds: float) -> None:
+    pool = Pool(nodes, stretches=True)
+    pool.measure(seconds)
+    assert [lease.span.count for lease in pool.lend()] == [1] * nodes
+
+
+@pytest.mark.parametrize(("nodes", "is_told"), [(10, False), (20, True)])
+def test_the_user_is_told_once_if_updates_are_old(nodes: int, is_told: bool) -> None:
+    pool = Pool(nodes, staleness=1000)
+    told = []
+    for _ in range(ADVISED_AFTER // nodes + 2):
+        for lease in pool.lend():
+            pool.answer(lease)
+            told.append(pool.mode.advice())
+    assert len(list(filter(None, told))) == is_told
+    assert not is_told or "updates late on average" in next(filter(None, told))
+    assert not is_told or "--mode sync" in next(filter(None, told))

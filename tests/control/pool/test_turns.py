@@ -48,6 +48,16 @@ def test_all_do_the_same_number_of_batches() -> None:
     assert max(done.values()) - min(done.values()) <= 2 * TURN_BATCHES_MAX
 
 
+def test_a_node_that_says_it_computes_in_no_time_gets_a_long_turn() -> None:
+    members, (first, second) = crowd(2, 1)
+    for member in (first, second):
+        members.measured(member, 0.1)
+        members.measured(member, 0.1, 5e-324)
+    members.lend(first, 1, 1, 0.0)
+    assert members.in_turn(members, 2 * LATE_SECONDS) == [second]
+    assert second.turn_batches == TURN_BATCHES_MAX
+
+
 def test_one_who_is_late_gives_its_turn_away_and_gets_it_back() -> None:
     members, (first, second) = crowd(2, 1)
     first.turn_batches = second.turn_batches = 10

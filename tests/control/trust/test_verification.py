@@ -55,10 +55,8 @@ def test_a_lone_node_whose_update_is_doubted_is_compared_with_the_coordinator(wr
     assert bool(only(ev.Ban, effects)) == bool(wrong)
 
 
-@pytest.mark.parametrize(("is_large", "verify", "held"), [(True, 1.0, 1), (False, 1.0, 2), (True, 0.0, 2)])
-def test_a_node_of_a_large_model_that_is_verified_holds_one_lease(
-    is_large: bool, verify: float, held: int
-) -> None:
-    """In async mode each may be of another version, and of each the coordinator keeps a copy."""
-    _, leases = a_driver(CoreSettings("async", verify=verify, is_large=is_large))
-    assert len(leases) == held
+@pytest.mark.parametrize("is_large", [True, False])
+def test_a_node_that_is_verified_in_async_mode_holds_one_lease(is_large: bool) -> None:
+    """Each may be of another version, and of each the coordinator keeps a copy."""
+    _, leases = a_driver(CoreSettings("async", verify=1.0, is_large=is_large))
+    assert len(leases) == 1

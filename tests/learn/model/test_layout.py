@@ -146,6 +146,18 @@ def test_the_documented_layout_is_the_one_in_force():
         assert int(row[5]) == sizes[entry.dtype] * torch.Size(entry.shape).numel()
 
 
+def test_padding_of_a_new_vector_is_no_old_memory_of_this_process(monkeypatch: pytest.MonkeyPatch):
+    """A vector is sent with its padding."""
+    blueprint = Blueprint(described(Everything(), {"norm.running_mean"}))
+    full = torch.full
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: full(size, 77, **options))
+    vector = blueprint.new_vector()
+    for part in vector.parts:
+        part.zero_()
+    assert sum(part.nbytes for part in vector.parts) < vector.raw.nbytes
+    assert not vector.raw.any()
+
+
 # --- bound ----------------------------------------------------------------------------------------
 
 

@@ -62,8 +62,8 @@ class Training:
         whole = Span(0, plan.count)
         with torch.random.fork_rng():
             given = self._node.compute(self.learner, self._source, plan, whole)
-        self._sums.add(Lent(0, plan, whole), [given], 0)
-        self.learner.apply(self._sums.totals(Complete(plan)))
+        self._sums.add(Lent(0, plan, whole), given, 0)
+        self.learner.apply([self._sums.total(Complete(plan))])
         return self.learner.weights_sha256()
 
     def steps(self, count: int) -> list[str]:

@@ -161,12 +161,12 @@ def test_a_step_that_spoils_the_state_is_rolled_back_to_the_bit(name: str, sound
         for i in range(sound):
             each.apply([total(each, 1e-10, seed=i)])
     before = state_of(learner)
-    _, spoiled = learner.apply_all([[total(learner, wild, seed=9)]])
+    _, spoiled = learner.apply_all([total(learner, wild, seed=9)])
     if spoiled is None:
         # Large enough to be the last that it bears.
         other.apply([total(other, wild, seed=9)])
         before = state_of(learner)
-        _, spoiled = learner.apply_all([[total(learner, wild, seed=9)]])
+        _, spoiled = learner.apply_all([total(learner, wild, seed=9)])
     assert spoiled is not None
     assert learner.is_whole
     assert are_same(state_of(learner), before)
@@ -183,7 +183,7 @@ def test_of_many_steps_only_those_before_the_spoiled_one_are_made(at: int) -> No
     learner, other = learner_of(OPTIMIZERS["fused adam"][0]), learner_of(OPTIMIZERS["fused adam"][0])
     sizes = [1.0] * 5
     sizes[at] = 1e30
-    losses, spoiled = learner.apply_all([[total(learner, size, seed=i)] for i, size in enumerate(sizes)])
+    losses, spoiled = learner.apply_all([total(learner, size, seed=i) for i, size in enumerate(sizes)])
     assert len(losses) == at
     assert spoiled is not None
     assert f"step {at + 1} " in str(spoiled)
@@ -195,8 +195,8 @@ def test_of_many_steps_only_those_before_the_spoiled_one_are_made(at: int) -> No
 
 def test_many_sound_steps_are_those_made_one_by_one() -> None:
     learner, other = learner_of(OPTIMIZERS["adam"][0]), learner_of(OPTIMIZERS["adam"][0])
-    losses, spoiled = learner.apply_all([[total(learner, seed=i)] for i in range(6)])
-    assert (losses, spoiled) == ([[1.0]] * 6, None)
+    losses, spoiled = learner.apply_all([total(learner, seed=i) for i in range(6)])
+    assert (losses, spoiled) == ([1.0] * 6, None)
     for i in range(6):
         other.apply([total(other, seed=i)])
     assert are_same(state_of(learner), state_of(other))
@@ -222,7 +222,7 @@ def test_a_step_whose_optimizer_raises_is_undone_to_the_bit(count: int) -> None:
     learner.apply([total(learner)])
     before = state_of(learner)
     learner.optimizer.is_broken = True  # type: ignore[attr-defined]
-    losses, error = learner.apply_all([[total(learner, seed=i)] for i in range(count)])
+    losses, error = learner.apply_all([total(learner, seed=i) for i in range(count)])
     assert (losses, str(error), learner.is_whole, learner.version) == ([], "broken", True, 1)
     assert are_same(state_of(learner), before)
 
@@ -272,6 +272,6 @@ def test_a_sum_of_tame_parts_is_finite_without_a_look() -> None:
     sums = TreeSums(learner.flat.blueprint, learner.gauge)
     for place in range(2):
         step = fold(sums, 0, 2, Span(place, place + 1), total(learner, seed=place).contribution)
-    (whole,) = sums.totals(step)
+    whole = sums.total(step)
     real = float(torch.linalg.vector_norm(whole.contribution.vector.parts[0]))
     assert real <= whole.contribution.norm

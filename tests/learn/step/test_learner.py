@@ -144,7 +144,7 @@ def test_a_sum_that_overflows_is_found_though_each_part_was_finite() -> None:
         assert learner.gauge.is_finite(part.vector)
         step = fold(prepared.sums, 0, 2, Span(batch, batch + 1), part)
     with pytest.raises(StepNotFinite):
-        prepared.sums.totals(step)
+        prepared.sums.total(step)
     assert learner.weights_sha256() == before
 
 
@@ -207,3 +207,47 @@ def test_every_sample_counts_once_in_each_epoch_whatever_is_lost_or_repeated(nod
     assert trained.answers["late"] > 0
     counts = trained.module.get_parameter("counts").detach()
     torch.testing.assert_close(counts, torch.full_like(counts, 3.0), rtol=0, atol=1e-12)
+
+
+def large_mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(jobs.FEATURES, 600), nn.Linear(600, 600), nn.Linear(600, jobs.CLASSES))
+
+
+def test_a_state_in_shared_memory_leaves_it_for_a_reader_and_returns() -> None:
+    shared = bytearray(4_000_000)
+    job = make(large_mlp)
+
+    def place(vector_bytes: int, count: int) -> memoryview:
+        return memoryview(shared)[:count]
+
+    prepared, plain = prepare(job, settings(), place), prepare(job, settings())
+    learner, other = prepared.learner, plain.learner
+    count = learner.flat.blueprint.whole_bytes
+
+    def step(index: int) -> None:
+        for each in (prepared, plain):
+            vector = each.learner.flat.blueprint.new_vector()
+            for part in vector.parts:
+                part.fill_(0.1 * (index + 1))
+            given = Contribution(vector, frozenset(), 1.0, 1.0)
+            each.learner.apply(whole_step(each.sums, index, given))
+
+    def is_there() -> bool:
+        return bytes(shared[:count]) == bytes(other.snapshot(whole=True))
+
+    step(0)
+    assert is_there()
+    reading = learner.read_state(whole=True)
+    assert reading is not None
+    memory, done = reading
+    before = bytes(memory)
+    step(1)
+    # What is being read does not change, and the state is elsewhere.
+    assert bytes(memory) == before
+    assert not is_there()
+    step(2)
+    assert bytes(memory) == before
+    done()
+    step(3)
+    assert is_there()
+    assert learner.weights_sha256() == other.weights_sha256()

@@ -11,7 +11,7 @@ from torch import nn, optim
 from torch.optim.lr_scheduler import StepLR
 
 from tests.processes import run_python
-from w5xde.learn.step import fast_optimizer
+from w5xde.learn.step import flat_steps
 
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
@@ -41,8 +41,8 @@ def trained(make: Any, step: Any) -> tuple[bytes, dict[str, Any]]:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_step_without_the_compiler_is_a_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = trained(OPTIMIZERS[name], lambda optimizer: optimizer.step())
-    monkeypatch.setattr(fast_optimizer, "compiler_is_loaded", lambda: False)
-    weights, state = trained(OPTIMIZERS[name], fast_optimizer.step)
+    monkeypatch.setattr(flat_steps, "compiler_is_loaded", lambda: False)
+    weights, state = trained(OPTIMIZERS[name], flat_steps.step)
     assert weights == expected[0]
     assert str(state) == str(expected[1])
 
@@ -50,24 +50,24 @@ def test_a_step_without_the_compiler_is_a_step(name: str, monkeypatch: pytest.Mo
 def test_hooks_are_called_and_a_schedule_is_content(
     monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr(fast_optimizer, "compiler_is_loaded", lambda: False)
+    monkeypatch.setattr(flat_steps, "compiler_is_loaded", lambda: False)
     optimizer = optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
     schedule = StepLR(optimizer, 1)
-    fast_optimizer.step(optimizer)
+    flat_steps.step(optimizer)
     schedule.step()
     assert not [each for each in recwarn if "lr_scheduler" in str(each.message)]
     called = []
     optimizer.register_step_post_hook(lambda *_: called.append("after"))
-    fast_optimizer.step(optimizer)
+    flat_steps.step(optimizer)
     assert called == ["after"]
 
 
 def test_a_step_that_somebody_patched_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_optimizer, "compiler_is_loaded", lambda: False)
+    monkeypatch.setattr(flat_steps, "compiler_is_loaded", lambda: False)
     optimizer = optim.Adagrad(nn.Linear(2, 2).parameters())
     called = []
     monkeypatch.setattr(optimizer, "step", lambda: called.append("patched"))
-    fast_optimizer.step(optimizer)
+    flat_steps.step(optimizer)
     assert called == ["patched"]
 
 

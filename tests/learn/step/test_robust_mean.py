@@ -67,8 +67,8 @@ def total_of(
     sums = RobustSums(learner.flat.blueprint, learner.gauge, rule)
     step = Planned(7, sizes)
     for lease, contribution in given.items():
-        sums.add(Lent(lease, step, Span(0, 1)), [copied(learner, contribution)], 0)
-    (total,) = sums.totals(Complete(step, shares))
+        sums.add(Lent(lease, step, Span(0, 1)), copied(learner, contribution), 0)
+    total = sums.total(Complete(step, shares))
     assert total.batches == len(sizes)
     return total.contribution
 
@@ -211,11 +211,11 @@ def test_what_is_dropped_is_gone() -> None:
     learner = every()
     sums = RobustSums(learner.flat.blueprint, learner.gauge, MEDIAN)
     step = Planned(0, [1])
-    sums.add(Lent(1, step, Span(0, 1)), [update(learner, random.Random(0))], 0)
+    sums.add(Lent(1, step, Span(0, 1)), update(learner, random.Random(0)), 0)
     sums.drop(0)
     sums.drop(0)
     with pytest.raises(KeyError):
-        sums.totals(Complete(step, [(0, 1, "a", 1)]))
+        sums.total(Complete(step, [(0, 1, "a", 1)]))
 
 
 def test_a_counter_stays_within_its_kind() -> None:

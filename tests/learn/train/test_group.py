@@ -14,7 +14,7 @@ from tests.learn import jobs
 from tests.learn.jobs import CLASSES, FEATURES, make, mlp
 from tests.learn.train.test_record import RECORDED, batch_of, trainer_of
 from w5xde.learn.job.job import BatchFailed, Job
-from w5xde.learn.model.layout import Block, Row, memory_of
+from w5xde.learn.model.rows import Block, Row
 from w5xde.learn.torch_private import KernelCall
 from w5xde.learn.train.recording import fast_path, kernel_steps
 from w5xde.learn.train.recording.replay import COMPARED_EVERY, Replay
@@ -242,21 +242,6 @@ def test_what_was_computed_ahead_and_not_asked_for_is_forgotten(groups: list[int
         inputs, _ = task.batches[0][2]
         inputs.mul_(2)
         assert trainer.compute(task).vector.is_same(plain.compute(task).vector)
-
-
-def test_rows_that_lie_together_are_sent_in_one_piece() -> None:
-    blueprint = trainer_of(make(mlp())).blueprint
-    block, other = Block(blueprint, 4), Block(blueprint, 4)
-    single = blueprint.new_vector()
-    rows = block.give(3)
-    for row in rows:
-        row.raw.fill_(row.number + 1)
-    pieces = memory_of([*rows, single, other.give(1)[0], rows[0]])
-    size = blueprint.moving_bytes
-    assert [len(piece) for piece in pieces] == [3 * size, size, size, size]
-    assert bytes(pieces[0]) == b"".join(bytes([i]) * size for i in (1, 2, 3))
-    # A node whose batches all failed has nothing to send.
-    assert memory_of([]) == []
 
 
 def test_a_block_is_used_again_when_all_of_it_is_back() -> None:

@@ -160,6 +160,22 @@ def test_a_vector_that_was_not_given_back_is_left_alone() -> None:
     assert torch.equal(outcome.vector.raw, kept)
 
 
+@pytest.mark.parametrize("recording", ["auto", "off"])
+def test_the_norm_of_each_batch_is_that_of_its_own_gradient(recording: str) -> None:
+    job = make(mlp(lambda: nn.BatchNorm1d(16)) if recording == "off" else mlp())
+    trainer, prepared = ready(job)
+    given = task(prepared, count=5)
+    assert trainer.compute(given).squares == []
+    plain = []
+    for index, _, batch in given.batches:
+        gradients = trainer.gradients(batch, (0, index))
+        plain.append(sum(float(each.double().square().sum()) for each in gradients if each is not None))
+    before = raw(trainer, given)
+    given.measures = True
+    assert trainer.compute(given).squares == pytest.approx(plain, rel=1e-5)
+    assert torch.equal(raw(trainer, given), before)
+
+
 def test_parameters_without_a_gradient_in_any_batch_are_named() -> None:
     trainer, prepared = ready(make(jobs.Partly))
     entries = prepared.learner.flat.blueprint.layout.entries

@@ -25,7 +25,7 @@ from w5xde.runtime.coordinator.canary_check import (
 )
 from w5xde.runtime.net.connection import Connection
 from w5xde.runtime.net.listener import Candidate
-from w5xde.runtime.pipeline.peer import Peer
+from w5xde.runtime.pipeline.peer import AnnouncedCache, Peer
 
 JOB = make(mlp(lambda: nn.BatchNorm1d(16)))
 
@@ -101,6 +101,37 @@ def test_each_objection_has_its_code(prepared: Prepared, peer: Peer) -> None:
     assert [*found, looking.code] == ["W5-201", "W5-120", "W5-212", "W5-113"]
     assert check.canary(peer) == (None, [])
     assert peer.guess_seconds is None
+
+
+def test_a_node_says_which_samples_it_keeps_and_not_of_more_than_there_are(peer: Peer) -> None:
+    caching = prepare(JOB, settings(data="cached"))
+    check = CanaryCheck(caching, verifies=False)
+    digest, body = proof(caching)
+    samples = caching.rules.data_samples
+    most = bytearray(-(-samples // 8))
+    assert check.limits.body_bytes_max == len(body) + len(most)
+    assert check.objection(peer, Ready(digest, cache=b"id", cache_slots=9), body + b"\x05\x01") is None
+    assert peer.announced == AnnouncedCache(b"id", 9, b"\x05\x01")
+    for ready, bits in (
+        (Ready(digest, cache=b"id", cache_slots=samples + 1), bytearray(-(-(samples + 1) // 8))),
+        (Ready(digest, cache=b"id", cache_slots=2**61), most),
+        (Ready(digest, cache=b"id", cache_slots=9), b"\x05"),
+        (Ready(digest, cache=b"id", cache_slots=9), b"\x05\x01\x00"),
+        (Ready(digest, cache=b"id"), b"\x05"),
+        (Ready(digest, cache=b"id"), b""),
+        (Ready(digest, cache_slots=9), b"\x05\x01"),
+    ):
+        objection = check.objection(peer, ready, body + bits)
+        assert objection is not None
+        assert objection.code == "W5-120"
+
+
+def test_in_a_run_without_caches_a_node_announces_none(prepared: Prepared, peer: Peer) -> None:
+    digest, body = proof(prepared)
+    ready = Ready(digest, cache=b"id", cache_slots=8)
+    objection = CanaryCheck(prepared, verifies=False).objection(peer, ready, body + b"\xff")
+    assert objection is not None
+    assert objection.code == "W5-120"
 
 
 def test_without_a_canary_nothing_travels_and_nothing_is_expected(peer: Peer) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.system.jobs import job
 from w5xde.config import Settings
+from w5xde.runtime.coordinator.local_memory import LocalMemory
 from w5xde.runtime.coordinator.local_nodes import LocalNodes
 from w5xde.runtime.node import fork_server
 from w5xde.runtime.node.fork_server import ForkServer
@@ -31,7 +32,7 @@ class Coordinator:
         self.all_started = asyncio.Event()
         self.told: list[str] = []
         ticket = Ticket((("127.0.0.1", 5),), b"", bytes(8), Secret(bytes(16)), is_clear=True)
-        self.gatekeeper = SimpleNamespace(local_ticket=lambda host, port: ticket)
+        self.gatekeeper = SimpleNamespace(local_ticket=lambda *arguments: ticket)
 
     @property
     def connected(self) -> dict[str, bool]:
@@ -54,7 +55,7 @@ def test_hundreds_of_nodes_start(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator: Any = Coordinator()
 
     async def story() -> None:
-        LocalNodes(server, coordinator, NODES, "127.0.0.1", 5).start()
+        LocalNodes(server, coordinator, NODES, ("127.0.0.1", 5), LocalMemory(Settings())).start()
         await coordinator.all_started.wait()
 
     try:

@@ -8,6 +8,7 @@ from typing import Any, cast
 from w5xde.control.pool.connection_limits import ConnectionLimits
 from w5xde.messages import PROTOCOL_VERSION, Hello, Layout, Rules, Welcome
 from w5xde.protocol.wire import GREETING_LIMITS, encode
+from w5xde.runtime.admission.gatekeeper import Admission
 from w5xde.runtime.coordinator.peers import Peers
 from w5xde.runtime.net.listener import Candidate
 
@@ -32,8 +33,8 @@ class Around:
     def say(self, kind: str, text: str, node: str) -> None:
         self.told.append(text)
 
-    def is_local_node(self, hello: Hello) -> bool:
-        return True
+    def local_node(self, hello: Hello) -> Admission:
+        return Admission(is_local=True)
 
     def canary(self, peer: Any) -> tuple[None, list[Any]]:
         return None, []
@@ -55,6 +56,9 @@ class Transport:
 
     def write(self, data: bytes) -> None:
         """Nobody reads it."""
+
+    def can_write_eof(self) -> bool:
+        return False
 
     def is_closing(self) -> bool:
         return self.is_closed

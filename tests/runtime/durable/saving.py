@@ -48,7 +48,7 @@ def trained() -> Prepared:
     job = make(model, optimizer=lambda p: Adam(p, lr=1e-3), evaluate=lambda trained: 1.0)
     prepared = prepare(job, settings())
     learner = prepared.learner
-    learner.replay(1, bytes(learner.vector_bytes), frozenset(), 1.0)
+    learner.replay(1, bytes(learner.vector_bytes), frozenset(), 1.0, 1.0)
     return prepared
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import socket
+import weakref
 from collections.abc import Callable
 from typing import cast
 
@@ -13,7 +14,7 @@ import pytest
 from w5xde.config import Settings
 from w5xde.control.pool.connection_limits import ConnectionLimits
 from w5xde.errors import JoinError, UsageError
-from w5xde.messages import Beat, Hello, Message, Params, Ready
+from w5xde.messages import Beat, Bye, Hello, Message, Params, Ready, Update
 from w5xde.protocol.session import COORDINATOR, NODE, WORKING
 from w5xde.protocol.wire import Body, Limits, encode
 from w5xde.runtime.net.connection import Connection, Owner
@@ -277,3 +278,86 @@ def test_a_peer_that_dies_while_much_is_sent_to_it_makes_no_noise(
 
     asyncio.run(story())
     assert caplog.messages == []
+
+
+# --- shared memory --------------------------------------------------------------------------------
+
+
+class Elsewhere:
+    """Memory that a peer shares; every body in it has one byte."""
+
+    def offset_of(self, piece: memoryview) -> int | None:
+        return None
+
+    def body_at(self, offset: int, count: int) -> Body:
+        return bytearray(1)
+
+
+def test_a_body_in_shared_memory_that_crosses_our_goodbye_does_not_lose_it() -> None:
+    async def story() -> None:
+        node, coordinator = await pair()
+        coordinator.connection.share(Elsewhere())
+        coordinator.connection.send(Params(1, whole=False), [bytes(LARGE)])
+        node.connection.transport.pause_reading()
+        coordinator.connection.send(Bye("enough", finished=False))
+        coordinator.connection.close()
+        # The node has not read the goodbye yet.
+        received = coordinator.connection.bytes_received
+        node.connection.transport.write(encode(Update(0, []), LARGE, 4096))
+        while coordinator.connection.bytes_received == received:
+            await asyncio.wait_for(asyncio.sleep(0), 5)
+        node.connection.transport.resume_reading()
+        await asyncio.wait_for(coordinator.lost.wait(), 10)
+        await asyncio.wait_for(node.lost.wait(), 10)
+        assert [type(message) for message, _ in node.messages] == [Params, Bye]
+        assert (coordinator.messages, coordinator.connection.fault) == ([], "")
+
+    asyncio.run(story())
+
+
+def test_a_peer_that_shares_nothing_breaks_the_protocol_with_such_a_body() -> None:
+    async def story() -> None:
+        node, coordinator = await pair()
+        node.connection.transport.write(encode(Update(0, []), LARGE, 4096))
+        await asyncio.wait_for(coordinator.lost.wait(), 10)
+        assert coordinator.connection.fault == "W5-120"
+        node.connection.abort()
+        await asyncio.wait_for(node.lost.wait(), 10)
+
+    asyncio.run(story())
+
+
+def test_a_lost_connection_keeps_no_shared_memory() -> None:
+    """Connections and their owners refer to each other, so that they are collected late."""
+
+    async def story() -> None:
+        node, coordinator = await pair()
+        memory = Elsewhere()
+        gone = weakref.ref(memory)
+        coordinator.connection.share(memory)
+        del memory
+        node.connection.abort()
+        await asyncio.wait_for(coordinator.lost.wait(), 5)
+        assert gone() is None
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("road", ["tcp", "unix"])
+def test_the_last_message_reaches_a_peer_that_is_sending(road: str) -> None:
+    """If we closed at once, the peer's next write would fail before it has read what we said."""
+
+    async def story() -> None:
+        node, coordinator = await pair(road)
+        coordinator.connection.send(Bye("you are banned", finished=False))
+        coordinator.connection.close()
+        await asyncio.sleep(0)
+        # Nothing was read meanwhile: these writes come before the goodbye is heard.
+        for _ in range(2):
+            node.connection.transport.write(encode(Update(0, []), 0))
+        await asyncio.wait_for(node.heard.wait(), 5)
+        assert [type(message) for message, _ in node.messages] == [Bye]
+        await asyncio.wait_for(coordinator.lost.wait(), 5)
+        assert not coordinator.messages
+
+    asyncio.run(story())

@@ -15,6 +15,7 @@ from w5xde.messages import Message, Params, Value, Work
 from w5xde.runtime.pipeline.lending import Lending
 from w5xde.runtime.pipeline.peer import Peer
 from w5xde.runtime.pipeline.ports import ModelPorts, Ports, Snapshot
+from w5xde.runtime.telemetry.gradient_noise import GradientNoise
 from w5xde.runtime.telemetry.meters import Meters
 from w5xde.tree import Span
 
@@ -25,6 +26,7 @@ class Around:
     """One peer, a learner at some version, batches that come when the test says so, and a view of leases."""
 
     link = 0.0
+    bytes_sent = 0
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -41,7 +43,8 @@ class Around:
             model=ModelPorts(cast(Any, None), cast(Any, None), cast(Any, None), cast(Any, Newest(self))),
             verifier=cast(Any, None),
         )
-        self.lending = Lending(ports, cast(Any, self), Meters(), lambda event: None)
+        self.meters = Meters()
+        self.lending = Lending(ports, cast(Any, self), self.meters, lambda event: None)
 
     def lend(self, number: int, version: int) -> None:
         plan = StepPlan(number, 0, number, (1,), ends_epoch=False)
@@ -129,3 +132,12 @@ def test_a_lease_that_ended_while_it_was_read_needs_no_parameters() -> None:
     around.leases.clear()
     around.read()
     assert around.sent == []
+
+
+def test_a_node_is_asked_for_norms_in_the_steps_that_are_measured() -> None:
+    around = Around(0)
+    around.meters.noise = GradientNoise(1, every=2)
+    for number in (1, 2, 3):
+        around.lend(number, 0)
+        around.read()
+    assert [each.measures for each in around.sent if isinstance(each, Work)] == [False, True, False]

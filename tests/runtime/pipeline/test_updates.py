@@ -9,14 +9,17 @@ import pytest
 import torch
 
 from w5xde.control import events as ev
+from w5xde.control.steps.leases import Lease
+from w5xde.control.steps.plan import StepPlan
 from w5xde.learn.model.layout import Vector
 from w5xde.learn.model.route import LARGE_BYTES_MIN
 from w5xde.learn.step.incoming import DiscardedVector
-from w5xde.messages import Answer, Message, Rejected, Update
+from w5xde.messages import Answer, Message, Rejected, SampleList, Update
 from w5xde.runtime.pipeline.peer import Peer, SentWork
 from w5xde.runtime.pipeline.ports import ModelPorts, Ports
 from w5xde.runtime.pipeline.updates import UNFIT, Updates
 from w5xde.runtime.telemetry.meters import Meters
+from w5xde.tree import Span
 
 NOTHING = Vector(torch.zeros(0, dtype=torch.uint8), [])
 
@@ -33,6 +36,7 @@ class Surroundings:
         self.norms: list[float] = []
         self.counts = True
         self.connected: dict[str, Peer] = {}
+        self.leases: dict[int, Lease] = {}
         ports = Ports(
             clock=lambda: 0.0,
             tasks=cast(Any, self),
@@ -58,8 +62,8 @@ class Surroundings:
     def allocate(self, count: int) -> bytearray:
         return bytearray(count)
 
-    def lease(self, number: int) -> None:
-        return None
+    def lease(self, number: int) -> Lease | None:
+        return self.leases.get(number)
 
     def may_count(self, number: int, node: str) -> bool:
         return self.counts
@@ -87,27 +91,66 @@ class Line:
         self.sent.append(message)
 
 
-def peer(leases: dict[int, int]) -> Peer:
+def peer(leases: list[int]) -> Peer:
     node = Peer(cast(Any, Line()), cast(Any, None), name="a", is_ready=True)
     node.works.append(SentWork(leases, 1, 0.0))
     return node
 
 
-def receive(around: Surroundings, leases: dict[int, int], *answers: Answer) -> Peer:
+def receive(around: Surroundings, leases: list[int], *answers: Answer) -> Peer:
     """One update with these answers, and as many bytes as they need."""
-    vectors = sum(max(1, len(answer.losses)) for answer in answers if not (answer.dropped or answer.failure))
+    vectors = sum(not (answer.dropped or answer.failure) for answer in answers)
     node = peer(leases)
     around.updates.received(node, Update(0, list(answers)), bytearray(vectors * around.vector_bytes))
     return node
 
 
-@pytest.mark.parametrize("wild", [math.nan, math.inf, -math.inf, 1e31])
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_stretch_with_a_loss_that_is_not_finite_fails(wild: float, place: int) -> None:
+def test_a_lease_whose_samples_are_missing_is_dropped_and_memory_is_not_blamed() -> None:
     around = Surroundings()
-    losses = [1.0, 1.0, 1.0]
-    losses[place] = wild
-    receive(around, {7: 3}, Answer(7, losses=losses))
+    node = peer([7, 8])
+    part = SampleList(bytes(8), b"\x01", bytes(16))
+    node.works[0] = SentWork([7, 8], 2, 0.0, {7: [(2, part)], 8: [(2, part)]})
+    answers = [Answer(7, dropped=True, missing=b"\x02"), Answer(8, dropped=True)]
+    around.updates.received(node, Update(0, answers), bytearray())
+    assert around.told == [ev.Dropped("a", 7), ev.Dropped("a", 8)]
+    assert not around.evicted
+
+
+def test_samples_beyond_the_last_bit_may_be_missing_although_others_came() -> None:
+    around = Surroundings()
+    node = peer([7])
+    lists = [(8, SampleList(bytes(32), b"\xff", bytes(16))), (9, SampleList(bytes(36), b"\x01", bytes(16)))]
+    node.works[0] = SentWork([7], 2, 0.0, {7: lists})
+    around.updates.received(node, Update(0, [Answer(7, dropped=True, missing=b"\x00")]), bytearray())
+    assert around.told == [ev.Dropped("a", 7)]
+    assert not around.evicted
+
+
+@pytest.mark.parametrize(
+    ("answer", "listed"),
+    [
+        (Answer(7, dropped=True, missing=b"\x01"), None),
+        (Answer(7, dropped=True, missing=b"\x01"), SampleList(bytes(8), b"\x03", bytes(16))),
+        (Answer(7, dropped=True, missing=b"\x01"), SampleList(bytes(8), b"\x01", bytes(16))),
+        (Answer(7, dropped=True, missing=b"\x03"), SampleList(bytes(8), b"\x01", bytes(16))),
+        (Answer(7, dropped=True, missing=b"\x00"), SampleList(bytes(8), b"\x01", bytes(16))),
+        (Answer(7, missing=b"\x01"), SampleList(bytes(8), b"", bytes(16))),
+    ],
+    ids=["sent whole", "all sent", "only what was sent", "also what was sent", "nothing", "and yet computed"],
+)
+def test_a_node_cannot_miss_what_came_with_its_lease(answer: Answer, listed: SampleList | None) -> None:
+    around = Surroundings()
+    node = peer([7])
+    node.works[0] = SentWork([7], 1, 0.0, {7: [(2, listed)]})
+    around.updates.received(node, Update(0, [answer]), bytearray(0 if answer.dropped else 8))
+    assert around.evicted == [UNFIT]
+    assert not around.told
+
+
+@pytest.mark.parametrize("wild", [math.nan, math.inf, -math.inf, 1e31])
+def test_a_loss_that_is_not_finite_fails(wild: float) -> None:
+    around = Surroundings()
+    receive(around, [7], Answer(7, loss_sum=wild))
     assert [type(event) for event in around.told] == [ev.Failed]
     assert around.updates.look_at("a", 7) is None
 
@@ -115,31 +158,18 @@ def test_a_stretch_with_a_loss_that_is_not_finite_fails(wild: float, place: int)
 def test_a_gradient_that_is_not_finite_fails() -> None:
     around = Surroundings()
     around.norms = [math.inf]
-    receive(around, {7: 0}, Answer(7))
+    receive(around, [7], Answer(7))
     (failed,) = around.told
     assert isinstance(failed, ev.Failed)
     assert failed.norm == math.inf
 
 
 @pytest.mark.parametrize(
-    ("answer", "apart", "fits"),
-    [
-        (Answer(1), 0, True),
-        (Answer(1, losses=[1.0]), 0, False),
-        (Answer(1, losses=[1.0, 2.0]), 2, True),
-        (Answer(1, losses=[1.0]), 2, False),
-        (Answer(1), 2, False),
-        (Answer(1, losses=[1.0, 2.0], absents=[[0]]), 2, False),
-        (Answer(1, losses=[1.0, 2.0], absents=[[0], []]), 2, True),
-        (Answer(1, losses=[1.0, 2.0], absents=[[9], []]), 2, False),
-        (Answer(1, losses=[1.0, 2.0], codec="bf16"), 2, False),
-        (Answer(1, absent=[9]), 0, False),
-        (Answer(2), 0, False),
-    ],
+    ("answer", "fits"), [(Answer(1), True), (Answer(1, absent=[9]), False), (Answer(2), False)]
 )
-def test_an_answer_must_fit_what_was_lent(answer: Answer, apart: int, fits: bool) -> None:
+def test_an_answer_must_fit_what_was_lent(answer: Answer, fits: bool) -> None:
     around = Surroundings()
-    receive(around, {1: apart}, answer)
+    receive(around, [1], answer)
     assert around.evicted == ([] if fits else [UNFIT])
     assert len(around.told) == fits
 
@@ -147,13 +177,13 @@ def test_an_answer_must_fit_what_was_lent(answer: Answer, apart: int, fits: bool
 def test_a_body_that_is_too_short_or_too_long_is_refused() -> None:
     for length in (0, 7, 9, 16):
         around = Surroundings()
-        around.updates.received(peer({1: 0}), Update(0, [Answer(1)]), bytearray(length))
+        around.updates.received(peer([1]), Update(0, [Answer(1)]), bytearray(length))
         assert (around.evicted, around.told) == ([UNFIT], [])
 
 
 def test_answers_of_one_update_are_one_event_and_the_others_follow() -> None:
     around = Surroundings()
-    lent = {1: 0, 2: 0, 3: 0, 4: 0}
+    lent = [1, 2, 3, 4]
     receive(around, lent, Answer(1), Answer(2, dropped=True), Answer(3, failure="no"), Answer(4))
     answered, dropped, failed = around.told
     assert isinstance(answered, ev.Answered)
@@ -164,7 +194,7 @@ def test_answers_of_one_update_are_one_event_and_the_others_follow() -> None:
 
 def test_a_rejected_update_is_forgotten() -> None:
     around = Surroundings()
-    receive(around, {7: 0}, Answer(7))
+    receive(around, [7], Answer(7))
     assert around.updates.look_at("a", 7) is not None
     around.updates.reject(ev.Reject("b", 7, "it was lent to a"))
     assert around.updates.look_at("a", 7) is not None
@@ -189,7 +219,7 @@ def test_an_update_is_not_taken_for_a_large_one_that_is_about_to_come() -> None:
     """The memory of the large one has not been filled."""
     around = Surroundings(LARGE_BYTES_MIN)
     around.counts = False
-    node = peer({7: 0})
+    node = peer([7])
     assert around.updates.may_send(node, Update(0, [Answer(7)]), LARGE_BYTES_MIN)
     around.updates.received(node, Update(0, [Answer(7)]), bytearray())
     assert (around.evicted, around.told) == ([UNFIT], [])
@@ -198,7 +228,7 @@ def test_an_update_is_not_taken_for_a_large_one_that_is_about_to_come() -> None:
 def test_an_update_that_was_thrown_away_and_is_wanted_after_all_is_lent_again() -> None:
     around = Surroundings(LARGE_BYTES_MIN)
     around.counts = False
-    node, update = peer({7: 0}), Update(0, [Answer(7)])
+    node, update = peer([7]), Update(0, [Answer(7)])
     assert around.updates.may_send(node, update, LARGE_BYTES_MIN)
     assert isinstance(around.updates.place(node, LARGE_BYTES_MIN), DiscardedVector)
     around.counts = True
@@ -219,3 +249,34 @@ def test_when_the_run_ends_what_still_comes_is_read_and_thrown_away() -> None:
         assert isinstance(around.updates.place(node, LARGE_BYTES_MIN), DiscardedVector)
         around.updates.lost(node)
     assert not around.updates.is_waiting(second)
+
+
+# --- norms of batches, for advice -----------------------------------------------------------------
+
+
+def squares_after(squares: list[float], *answers: Answer) -> list[tuple[float, ...]]:
+    """The norms that the contributions have for a lease of two batches, 7, and one of one batch, 8."""
+    around = Surroundings()
+    plan = StepPlan(0, 0, 0, (4, 4, 4, 4), ends_epoch=False)
+    for number, span in ((7, Span(0, 2)), (8, Span(2, 3))):
+        around.leases[number] = Lease(number, "a", plan, span, 0, 0.0, 0.0)
+    given = [answer for answer in answers if not answer.dropped]
+    body = bytearray(len(given) * around.vector_bytes)
+    update = Update(0, list(answers), squares=squares)
+    around.updates.received(peer([answer.lease for answer in answers]), update, body)
+    assert around.evicted == []
+    return [around.updates.take("a", answer.lease).squares for answer in given]
+
+
+def test_each_lease_gets_the_norms_of_its_batches() -> None:
+    assert squares_after([1.0, 2.0, 3.0], Answer(7), Answer(8)) == [(1.0, 2.0), (3.0,)]
+    assert squares_after([], Answer(7), Answer(8)) == [(), ()]
+
+
+@pytest.mark.parametrize("squares", [[1.0], [1.0, 2.0], [1.0, 2.0, 3.0, 4.0]])
+def test_norms_that_do_not_fit_are_not_used_and_the_update_counts(squares: list[float]) -> None:
+    assert squares_after(squares, Answer(7), Answer(8)) == [(), ()]
+
+
+def test_norms_of_a_lease_that_ended_meanwhile_are_not_used() -> None:
+    assert squares_after([1.0], Answer(9)) == [()]

@@ -75,8 +75,8 @@ def test_every_wrong_proof_is_refused_with_its_reason(tmp_path: Path) -> None:
                 "W5-109",
                 "the run here is mine, not tuesday",
             ),
-            ({"protocol": 2}, "W5-107", "speaks protocol 2, the run needs 1"),
-            ({"protocol": 0, "ticket": b""}, "W5-107", "speaks protocol 0, the run needs 1"),
+            ({"protocol": 1}, "W5-107", "speaks protocol 1, the run needs 2"),
+            ({"protocol": 0, "ticket": b""}, "W5-107", "speaks protocol 0, the run needs 2"),
         ]
         for greeting, code, words in cases:
             found = refused(run, greeting)

@@ -51,6 +51,13 @@ def test_a_ticket_in_clear_text_says_so(folder):
     assert "clear text" in told.lines[-1]
 
 
+def test_a_ticket_of_a_run_on_loopback_warns_of_nothing(folder):
+    TicketRegister.begin(folder, Entrance((("127.0.0.1", 5), ("::1", 5)), "", is_clear=True))
+    told = ticket_new(folder, NOW).lines
+    assert told[-1].startswith("only this machine can join")
+    assert not any("clear text" in line for line in told)
+
+
 def test_the_list_shows_states_and_nodes_and_no_secret(folder):
     register = TicketRegister(folder)
     good, late = register.new(NOW, label="lab"), register.new(NOW, lifetime_seconds=60)

@@ -24,7 +24,7 @@ from w5xde.errors import JoinError, RemoteProtocolError, W5xdeError
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.job.node_setup import NodeParts, prepare_node
 from w5xde.learn.model.layout import Blueprint
-from w5xde.messages import ENTRIES_MAX, Batch, Bytes, Loan, Params, TensorAt, Value, Welcome, Work
+from w5xde.messages import ENTRIES_MAX, Batch, Bytes, Loan, Params, SampleList, TensorAt, Value, Welcome, Work
 from w5xde.protocol.wire import Decoder, Limits, encode
 from w5xde.runtime.node import limits as expected
 from w5xde.runtime.node.executor import WorkExecutor
@@ -225,6 +225,26 @@ def test_batches_take_a_part_of_the_memory_that_there_was(blueprint: Blueprint) 
     little.check_size(Work(0, [LOAN]), 64 * MIB)
     assert "holds 67108864 at a time" in refused(lambda: little.check_size(Work(0, [LOAN]), 64 * MIB + 1))
     assert NodeLimits(blueprint, 2**50).frame.meta_bytes_max == 64 * MIB
+
+
+def test_samples_that_arrive_as_numbers_take_the_memory_that_they_need(blueprint: Blueprint) -> None:
+    """An empty body may describe any amount: it counts as what would be put together from it."""
+    listed = SampleList(bytes(8), b"", bytes(16))
+    batch = Batch(0, 2, 0, Value(1), listed)
+    loan = Loan(7, 0, 0, 1, 4, 8, [batch])
+    node = NodeLimits(blueprint, 2 * GIB, GIB // 2)
+    node.check_size(Work(0, [loan]), 0)
+    assert f"a batch of {GIB + 1} bytes" in refused(lambda: node.check_size(Work(0, [loan]), 1))
+    several = Work(0, [Loan(8, 0, 0, 2, 4, 8, [batch, Batch(1, 2, 0, Value(1), listed)])])
+    assert not node.fits(several, 0)
+    assert node.take(several, bytearray()) is DISCARDED
+
+
+def test_a_list_of_samples_is_a_failure_told_by_a_node_that_keeps_none(blueprint: Blueprint) -> None:
+    _, bench = ready_to_work(blueprint)
+    batch = Batch(0, 2, 0, TensorAt("float32", (2, 10), 0), SampleList(bytes(8), b"", bytes(16)))
+    [given] = bench.compute(Work(0, [Loan(7, 0, 0, 1, 4, 8, [batch])]), bytearray()).answers
+    assert "this node keeps none" in given.failure
 
 
 def test_of_several_batches_that_do_not_fit_nothing_is_kept(blueprint: Blueprint) -> None:

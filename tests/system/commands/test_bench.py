@@ -16,8 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.processes import PATIENCE_SECONDS, ROOT, run_python
-from w5xde.bench import command
+from tests.processes import ROOT
+from tests.system.commands.benches import run_benches
+from w5xde.bench import benches, command, learn_command
 from w5xde.bench.contestants.light_nodes import Crowd
 from w5xde.bench.measure.processes import crew, run_apart
 from w5xde.bench.measure.relay import Bucket
@@ -26,6 +27,8 @@ from w5xde.bench.show import plots as plot
 from w5xde.bench.show import tables as report
 from w5xde.bench.suites import codecs, costs, links
 from w5xde.bench.suites.checks import TURN_SECONDS, CheckTurns
+from w5xde.bench.suites.learn import LEARN_ROWS
+from w5xde.bench.suites.learn_jobs import LEARN_JOBS
 from w5xde.bench.suites.peers import MATCHES
 from w5xde.bench.suites.stages import STAGES, STUDIES
 from w5xde.cli.main import main
@@ -37,7 +40,6 @@ from w5xde.runtime.system.capacity import require_descriptors
 # The benchmarks run once for all tests of this file, so one worker must have them all.
 pytestmark = pytest.mark.xdist_group("bench")
 PNG = b"\x89PNG\r\n\x1a\n"
-# One process for all: loading torch takes longer than these benchmarks.
 COMMANDS = {
     "seed": ["--nodes", "3", "--seconds", "1", "--runs", "runs"],
     "evolution": ["--studies", "stages,logging", "--nodes", "2", "--seconds", "0.3"],
@@ -47,13 +49,6 @@ COMMANDS = {
     "costs": ["--rows", "tls-async,checks-sync", "--nodes", "2", "--pairs", "3", "--seconds", "0.8"],
     "scale": ["--nodes", "2,6", "--seconds", "0.4"],
 }
-PROGRAM = """
-import json, sys
-from w5xde.cli.main import main
-for words in json.loads(sys.argv[1]):
-    if main(words):
-        sys.exit(f"{words} failed")
-"""
 
 
 # Not by module: pytest would make it twice if other tests run between those of this module.
@@ -65,18 +60,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def results(folder: Path) -> dict[str, dict[str, Any]]:
     """What each benchmark prints with --json; its picture is drawn too."""
-    calls = [["bench", name, *words, "--json", "--plot", f"{name}.png"] for name, words in COMMANDS.items()]
+    calls = {name: [name, *words] for name, words in COMMANDS.items()}
     # A benchmark does not take the user's own settings.
-    users = {"W5XDE_BATCH_SIZE": "7", "W5XDE_SEED": "5"}
-    done = run_python(
-        "-c", PROGRAM, json.dumps(calls), cwd=folder, seconds_max=2 * PATIENCE_SECONDS, variables=users
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == len(COMMANDS), done.stdout
-    found = {result["bench"]: result for result in map(json.loads, lines)}
-    assert list(found) == list(COMMANDS)
-    return found
+    return run_benches(calls, folder, {"W5XDE_BATCH_SIZE": "7", "W5XDE_SEED": "5"})
 
 
 def test_the_seeds_report_is_complete_and_every_ratio_is_the_quotient_of_its_figures(results):
@@ -106,6 +92,18 @@ def test_the_seeds_report_is_complete_and_every_ratio_is_the_quotient_of_its_fig
     assert seed["parameters"] == 430
 
 
+def test_the_seeds_effective_rate_is_that_of_a_plain_loop_to_the_same_loss(results):
+    seed = results["seed"]
+    assert seed["effective_plain_batches"] > 0
+    if seed["effective_seconds"] is None:
+        # With so little time the target may be out of reach: then there is no rate, and not a wrong one.
+        assert seed["effective_batches_per_second"] is None
+    else:
+        assert seed["effective_batches_per_second"] == pytest.approx(
+            seed["effective_plain_batches"] / seed["effective_seconds"]
+        )
+
+
 def test_only_what_the_ledger_has_is_counted(results, folder):
     seed = results["seed"]
     found = audit_run(folder / "runs" / seed["run"])
@@ -122,7 +120,7 @@ def test_only_what_the_ledger_has_is_counted(results, folder):
 def test_an_exchange_stands_beside_the_bare_stream_and_gloo(results):
     exchange = results["exchange"]
     assert [(row["parameters"], row["nodes"], row["road"]) for row in exchange["rows"]] == [
-        (parameters, 2, road) for parameters in (10_000, 30_000) for road in ("tcp", "default")
+        (parameters, 2, road) for parameters in (10_000, 30_000) for road in ("tcp", "unix", "shared")
     ]
     default = "unix" if HAS_LOCAL_SOCKETS else "tcp"
     for row in exchange["rows"]:
@@ -354,7 +352,7 @@ CODECS = {
 def test_codecs_are_shown_and_drawn(tmp_path, capsys):
     report.show(CODECS, sys.stdout)
     assert "zstd:1" in capsys.readouterr().out
-    plot.draw("codecs", CODECS, tmp_path / "codecs.png")
+    plot.draw(CODECS, tmp_path / "codecs.png")
     assert (tmp_path / "codecs.png").read_bytes().startswith(PNG)
 
 
@@ -378,7 +376,9 @@ def test_a_verdict_needs_the_whole_interval_on_one_side():
 
 
 def test_the_command_knows_every_row_and_every_study():
-    assert tuple(MATCHES) == command.MATCH_NAMES
+    assert tuple(MATCHES) == benches.MATCH_NAMES
+    assert tuple(LEARN_JOBS) == learn_command.LEARN_JOB_NAMES
+    assert tuple(LEARN_ROWS) == learn_command.LEARN_ROW_NAMES
     parser = command.build_parser()
     assert parser.parse_args(["peers"]).rows == tuple(MATCHES)
     assert parser.parse_args(["costs"]).rows == tuple(costs.COSTS)
@@ -437,6 +437,9 @@ def test_who_is_killed_is_missed_at_once():
         (["peers", "--rows", "seed-async,seed"], "'seed' is none of"),
         (["costs", "--rows", "tls"], "'tls' is none of"),
         (["scale", "--nodes", ""], "--nodes"),
+        (["learn", "--jobs", "sonnets"], "'sonnets' is none of"),
+        (["learn", "--seeds", "0"], "--seeds"),
+        (["learn", "--sizes", "--tensors", "3"], "--tensors"),
         (["links", "--codec", "zst"], "did you mean 'zstd'?"),
         (["links", "--rates", "100,fast"], "'fast' is not a number"),
         (["race"], "invalid choice: 'race'"),

@@ -15,7 +15,7 @@ from tests.processes import JOBS, AtStep, command, events, ticket_of
 from tests.sockets import clear_ticket
 from w5xde.cli.main import main
 from w5xde.errors import JobError
-from w5xde.messages import Hello
+from w5xde.messages import PROTOCOL_VERSION, Hello
 from w5xde.protocol.wire import encode
 from w5xde.runtime.durable.audit import audit_run
 from w5xde.runtime.telemetry.status import RunStatus
@@ -86,8 +86,8 @@ def test_a_job_that_cannot_be_trained_is_refused_in_the_users_words(
         (["train", f"{JOBS}:jbo"], 20, "W5-206", "did you mean"),
         (["train", JOBS], 20, "W5-207", "name one"),
         (["train", f"{JOBS}:job", "--batchsize", "3"], 2, "W5-210", "Did you mean --batch-size?"),
-        (["train", f"{JOBS}:job", "--batch-size", "0"], 2, "W5-210", "for batch-size"),
-        (["train", f"{JOBS}:job", "--mode", "semi"], 2, "W5-210", "for mode"),
+        (["train", f"{JOBS}:job", "--batch-size", "0"], 2, "W5-210", "batch-size 0 must be 1 or more"),
+        (["train", f"{JOBS}:job", "--mode", "semi"], 2, "W5-210", "mode 'semi' must be sync or async"),
         (["train", f"{JOBS}:job", "--name", "../up"], 2, "W5-210", "must be letters"),
         (["train", f"{JOBS}:job", "--device", "cuda"], 2, "W5-301", "--device auto"),
         (
@@ -95,6 +95,19 @@ def test_a_job_that_cannot_be_trained_is_refused_in_the_users_words(
             20,
             "W5-204",
             "--data local needs a map-style",
+        ),
+        (
+            ["train", f"{JOBS}:counting_stream", "--data", "cached"],
+            20,
+            "W5-204",
+            "--data cached needs a map-style",
+        ),
+        (["train", f"{JOBS}:augmented", "--data", "cached"], 20, "W5-250", "use --data stream"),
+        (
+            ["train", f"{JOBS}:images", "--data", "cached", "--cache-bytes", "12000"],
+            20,
+            "W5-251",
+            "make it larger",
         ),
         (["join", "nowhere", f"{JOBS}:job"], 10, "W5-101", "this is not a ticket"),
         (["join", "192.168.1.20:5555", f"{JOBS}:job"], 2, "W5-111", "w5xde ticket new"),
@@ -162,12 +175,14 @@ def test_a_name_that_exists_is_not_overwritten(capsys: pytest.CaptureFixture[str
 
 
 def hello(**changes: object) -> bytes:
-    return encode(msgspec.structs.replace(Hello(protocol=1, package="0", name="stranger"), **changes))
+    return encode(
+        msgspec.structs.replace(Hello(protocol=PROTOCOL_VERSION, package="0", name="stranger"), **changes)
+    )
 
 
 def raw_hello(**fields: object) -> bytes:
     """A greeting as somebody writes it who does not use our messages."""
-    meta = msgspec.msgpack.encode({"type": "hello", "protocol": 1, "package": "0", **fields})
+    meta = msgspec.msgpack.encode({"type": "hello", "protocol": PROTOCOL_VERSION, "package": "0", **fields})
     return struct.pack("<2sBBIQ", b"W5", 1, 0, len(meta), 0) + meta
 
 
@@ -284,6 +299,6 @@ def test_bad_batches_may_be_skipped_and_are_listed(tmp_path: Path, monkeypatch: 
 
 
 def test_a_run_whose_every_batch_fails_is_given_up_soon(tmp_path: Path) -> None:
-    with pytest.raises(w5xde.TrainingError, match="epoch 2 is not complete") as failure:
+    with pytest.raises(w5xde.TrainingError, match="epoch 1 is not complete") as failure:
         w5xde.train(f"{JOBS}:diverging", nodes=2, epochs=300, runs=str(tmp_path))
     assert "learning rate" in failure.value.fix, failure.value

@@ -22,6 +22,7 @@ from tests.system.jobs import data
 from w5xde.cli.main import main
 from w5xde.control.node import Checked, Dial, Lost, NodeCore, Opened, Welcomed
 from w5xde.learn.job.job import load_job
+from w5xde.runs import read_manifest
 
 SETTINGS: dict[str, Any] = {"batches_per_step": 2, "epochs": 6, "seed": 3}
 STEPS = 24  # 7 batches an epoch, in 4 steps
@@ -93,6 +94,23 @@ def test_killed_again_and_again_it_comes_to_the_same_end(
     assert (found["lives"], found["crashes"], found["steps"]) == (5, 4, STEPS)
 
 
+def test_a_scaled_rate_is_told_and_a_resumed_run_keeps_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told = "learning rate 0.01 × √2 = 0.01414, betas (0.9, 0.999)² = (0.81, 0.998)"
+    train = ["train", f"{JOBS}:job", *FLAGS, "--scale-for-batch", "--runs", str(tmp_path), "--json"]
+    assert main([*train, "--name", "whole"]) == 0
+    shown = capfd.readouterr()
+    assert f"scaled for 2 batches a step: {told}" in shown.err
+    whole = json.loads(shown.out)
+    assert whole["scaled_for_batch"]["text"] == told
+    assert read_manifest(tmp_path / "whole")["scaled_for_batch"] == whole["scaled_for_batch"]
+    kill_at(9, "job", tmp_path, scale_for_batch=True, checkpoint_every="2steps", **SETTINGS)
+    resumed = resume(tmp_path).summary
+    assert resumed["scaled_for_batch"]["text"] == told
+    assert resumed["weights_sha256"] == whole["weights_sha256"]
+
+
 def test_a_run_killed_before_its_first_step_begins_anew(
     undisturbed: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +142,8 @@ def test_every_sample_of_an_async_stream_counts_once_however_often_it_is_killed(
     durability: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"mode": "async", "epochs": 4, "checkpoint_every": "3steps", "durability": durability}
+    # A late update would count for less.
+    settings["delay_correction"] = False
     kill_at(5, "counting_stream", tmp_path, **settings)
     for step in (12, 13, 20):
         kill_at(step, "counting_stream", tmp_path, resume="mine")
@@ -281,9 +301,9 @@ def test_a_run_that_was_started_from_python_asks_for_its_job(
         (["--checkpoint-every", "0s"], "must be like 30s"),
         (["--checkpoint-every", "1.5steps"], "must be like 30s"),
         (["--checkpoint-every", "-5m"], "must be like 30s|expected one argument"),
-        (["--keep-checkpoints", "2"], "for keep-checkpoints"),
-        (["--keep-checkpoints", "many"], "for keep-checkpoints"),
-        (["--durability", "always"], "for durability"),
+        (["--keep-checkpoints", "2"], "keep-checkpoints 2 must be 3 or more"),
+        (["--keep-checkpoints", "many"], "keep-checkpoints 'many' must be a whole number"),
+        (["--durability", "always"], "durability 'always' must be checkpoint or step"),
         (["--durability", "step", "--checkpoint-every", "off"], "durability step needs checkpoints"),
         (["--resume", ""], "no run"),
     ],

@@ -92,14 +92,7 @@ Prepare = Callable[[int], tuple[Callable[[], None], Callable[[], float | None]]]
 
 
 def _run(prepare: Prepare, processes: int, seconds: float) -> Exchanged:
-    with tempfile.TemporaryDirectory() as folder:
-        meeting = Path(folder) / "gloo"
-        works = {
-            f"DDP process {rank + 1}": _work(prepare, meeting, rank, processes, seconds)
-            for rank in range(processes)
-        }
-        with crew(works, seconds) as members:
-            found = [member.hear() for member in members]
+    found = run_group(lambda rank: _measure(prepare, rank, seconds), processes, seconds)
     steps, spent = found[0]["steps"], found[0]["seconds"]
     return Exchanged(
         processes=processes,
@@ -112,36 +105,17 @@ def _run(prepare: Prepare, processes: int, seconds: float) -> Exchanged:
     )
 
 
-def _work(prepare: Prepare, meeting: Path, rank: int, processes: int, seconds: float) -> Work:
-    def work(line: Line) -> None:
-        line.say(_rank(prepare, meeting, rank, processes, seconds))
-        # No process ends before all have answered: that would break the last exchange of the others.
-        line.hear()
-
-    return work
-
-
 # Objects that use gloo, never freed: torch waits for the thread of gloo while it holds the interpreter lock,
 # and that thread may wait for the lock. The process is killed instead.
 _kept: list[Any] = []
 
 
-def _rank(prepare: Prepare, meeting: Path, rank: int, processes: int, seconds: float) -> dict[str, Any]:
-    use_threads(1)
-    # All processes are on this machine: a host name that does not resolve must not stop them.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{meeting}",
-        rank=rank,
-        world_size=processes,
-        timeout=timedelta(seconds=GLOO_TIMEOUT_SECONDS),
-    )
+def _measure(prepare: Prepare, rank: int, seconds: float) -> dict[str, Any]:
     step, loss = prepare(rank)
-    _kept.append(step)
+    keep(step)
     chunk = _chunk_steps(step)
     done, cpu_before, began = 0, time.process_time(), time.monotonic()
-    while _agree(time.monotonic() - began < seconds):
+    while agree(time.monotonic() - began < seconds):
         for _ in range(chunk):
             step()
         done += chunk
@@ -161,8 +135,46 @@ def _chunk_steps(step: Callable[[], None]) -> int:
     return max(1, min(CHUNK_STEPS_MAX, int(CHUNK_SECONDS / float(seconds))))
 
 
-def _agree(mine: bool) -> bool:
+def agree(mine: bool) -> bool:
     """The answer of the first process, so that all make the same number of steps."""
     flag = torch.tensor([1.0 if mine else 0.0])
     dist.broadcast(flag, 0)
     return bool(flag.item())
+
+
+# --- processes that exchange over gloo ----------------------------------------------------------------
+
+
+def keep(used: Any) -> None:
+    """Keep an object that uses gloo until the process is killed."""
+    _kept.append(used)
+
+
+def run_group(work: Callable[[int], Any], processes: int, seconds: float) -> list[Any]:
+    """Call `work(rank)` in each process of a gloo group, for about `seconds`; returns their results."""
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = Path(folder) / "gloo"
+        works = {
+            f"DDP process {rank + 1}": _member(work, meeting, rank, processes) for rank in range(processes)
+        }
+        with crew(works, seconds) as members:
+            return [member.hear() for member in members]
+
+
+def _member(work: Callable[[int], Any], meeting: Path, rank: int, processes: int) -> Work:
+    def be_member(line: Line) -> None:
+        use_threads(1)
+        # All processes are on this machine: a host name that does not resolve must not stop them.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{meeting}",
+            rank=rank,
+            world_size=processes,
+            timeout=timedelta(seconds=GLOO_TIMEOUT_SECONDS),
+        )
+        line.say(work(rank))
+        # No process ends before all have answered: that would break the last exchange of the others.
+        line.hear()
+
+    return be_member

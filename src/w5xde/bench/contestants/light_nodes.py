@@ -157,16 +157,11 @@ class Crowd:
         answers, pieces = [], []
         for loan in work.loans:
             seconds = len(loan.batches) * self._compute_seconds
-            # A vector for each batch if the loan is `apart`, else one for all batches.
-            sizes = [batch.samples for batch in loan.batches]
-            losses = []
-            for samples in sizes if loan.apart else [sum(sizes)]:
-                vector, loss = self._captured.next() if self._captured is not None else (b"", 0.0)
-                losses.append(loss * samples)
-                pieces.append(vector)
-            each = losses if loan.apart else []
-            answers.append(Answer(loan.lease, loss_sum=sum(losses), seconds=seconds, losses=each))
-            self.updates += len(sizes)
+            vector, loss = self._captured.next() if self._captured is not None else (b"", 0.0)
+            pieces.append(vector)
+            loss_sum = loss * sum(batch.samples for batch in loan.batches)
+            answers.append(Answer(loan.lease, loss_sum=loss_sum, seconds=seconds))
+            self.updates += len(loan.batches)
         connection.send(Update(work.version, answers), pieces)
         self._answered_at[connection] = self._loop.time()
 

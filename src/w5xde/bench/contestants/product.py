@@ -7,8 +7,11 @@ ends before the run; the rate of the whole run is reported as well.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import os
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from w5xde.bench.measure.meter import (
     lent_bytes,
     peak_bytes,
     resident_bytes,
+    resident_without_nodes_bytes,
     tree,
 )
 from w5xde.bench.measure.processes import Line, run_apart
@@ -39,6 +43,7 @@ LOOK_SECONDS = 0.1
 LOOK_SECONDS_IF_FEW = 0.02
 FEW_NODES = 4
 WARM_UP_SECONDS = 2.0
+FLOAT_BYTES = 4
 # The warm-up is at most this part of a short run.
 WARM_UP_PART = 0.25
 
@@ -139,6 +144,16 @@ def settings_for(runs: str, **given: Any) -> Settings:
         raise UsageError(str(error), code="W5-210", fix="w5xde train --help lists every setting") from None
 
 
+@contextlib.contextmanager
+def runs_folder(kept: str | None) -> Iterator[str]:
+    """The folder for runs: the user's, or a temporary one."""
+    if kept is not None:
+        yield kept
+        return
+    with tempfile.TemporaryDirectory(prefix="w5xde-bench-") as folder:
+        yield folder
+
+
 def run_product(
     job: Job,
     settings: Settings,
@@ -223,7 +238,9 @@ class Stopwatch(Watcher):
         self._warm_up_steps = warm_up_steps
         self.warm_up_seconds = min(WARM_UP_SECONDS, WARM_UP_PART * seconds)
         self.memory_pss_bytes: int | None = None
+        # The kernel's peak; if nodes share memory with the coordinator, the most that was seen after a step.
         self.peak_bytes: int | None = None
+        self._peak_seen = 0
         self.checks = CheckTurns()
         self._seconds = seconds
         self._stops = stops
@@ -253,7 +270,12 @@ class Stopwatch(Watcher):
             self._first_step_at = now
             # Memory for the trial of the first batch does not count, only memory for training.
             forget_peak()
-        self.peak_bytes = peak_bytes()
+        # What nodes have put into shared memory is theirs: it is in `memory_pss_bytes`, once.
+        own = resident_without_nodes_bytes(FLOAT_BYTES * status.parameters)
+        is_sharing = own is not None and own < resident_bytes()
+        seen = own if is_sharing else peak_bytes()
+        self.peak_bytes = max(seen, self._peak_seen) if seen is not None else None
+        self._peak_seen = self.peak_bytes or 0 if is_sharing else 0
         if now - self._first_step_at < self.warm_up_seconds or status.step < self._warm_up_steps:
             return
         # Costly, so only twice: when all nodes have joined, and in the middle.

@@ -54,9 +54,25 @@ def forget_peak() -> None:
 
 def peak_bytes() -> int | None:
     """The peak memory of this process since `forget_peak`."""
+    return _status_bytes("VmHWM")
+
+
+def resident_without_nodes_bytes(state_bytes: int) -> int | None:
+    """The resident memory of a coordinator now, without the memory in which its nodes' updates lie.
+
+    Shared memory counts as far as it is the coordinator's own: for a state of this many bytes.
+    """
+    resident, shared = _status_bytes("VmRSS"), _status_bytes("RssShmem")
+    if resident is None or shared is None:
+        return None
+    return resident - max(0, shared - state_bytes)
+
+
+def _status_bytes(name: str) -> int | None:
+    """What the kernel says of this process."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("VmHWM:"):
+            if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
     return None
 

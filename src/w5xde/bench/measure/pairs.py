@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from w5xde.bench.contestants.product import count_again, run_product, settings_for
-from w5xde.bench.suites.seed import Say, runs_folder
+from w5xde.bench.contestants.product import count_again, run_product, runs_folder, settings_for
+from w5xde.bench.progress import Say
 from w5xde.learn.job.job import Job
 from w5xde.runtime.admission.register import TicketRegister
 

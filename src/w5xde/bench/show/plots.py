@@ -15,13 +15,13 @@ OURS, THEIRS, LIMIT, FOURTH = "#0072B2", "#E69F00", "#999999", "#009E73"
 WIDTH_INCHES, HEIGHT_INCHES, DOTS_PER_INCH = 8.0, 4.2, 150
 
 
-def draw(bench: str, found: dict[str, Any], path: Path) -> None:
+def draw(found: dict[str, Any], path: Path) -> None:
     """Plot the results of a benchmark into a file."""
     from matplotlib.figure import Figure
 
     # Without pyplot, so that matplotlib looks for no window system and draws with Agg.
     figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), layout="constrained")
-    _DRAW[bench](figure, found)
+    _DRAW[found["bench"]](figure, found)
     figure.savefig(path, dpi=DOTS_PER_INCH, format="png")
 
 
@@ -44,6 +44,55 @@ def _bars(axes: Axes, names: list[str], values: list[float], colors: list[str], 
 def _footnote(figure: Figure, lines: list[str]) -> None:
     if lines:
         figure.supxlabel("\n".join(lines), fontsize=7, color="#555555", x=0.01, ha="left")
+
+
+def draw_learn(figure: Figure, found: dict[str, Any]) -> None:
+    """How many times sooner than the plain loop each contestant was, one panel for each job."""
+    panels = figure.subplots(1, len(found["jobs"]), sharey=True, squeeze=False)[0]
+    for axes, job in zip(panels, found["jobs"], strict=True):
+        for at, row in enumerate(job["rows"]):
+            found_at = row["speed_up"]
+            if not found_at["median"]:
+                axes.text(0.02, at, "not reached", fontsize=7, va="center", color="#555555")
+                continue
+            is_ours = row["settings"] is not None
+            color = OURS if is_ours and found_at["median"] >= 1 else THEIRS if is_ours else LIMIT
+            axes.barh(at, found_at["median"], 0.65, color=color)
+            axes.plot([found_at["low"], found_at["high"]], [at, at], color="#333333", linewidth=1)
+            axes.text(found_at["high"], at, f" {found_at['median']:.2f}", va="center", fontsize=7)
+        axes.axvline(1.0, color=LIMIT, linestyle="--")
+        axes.set_yticks(range(len(job["rows"])), [row["title"] for row in job["rows"]], fontsize=7)
+        axes.set_title(f"{job['job']}, {job['nodes']} nodes", fontsize=9)
+        axes.margins(x=0.25)
+        _tidy(axes)
+    panels[0].set_ylim(len(found["jobs"][0]["rows"]) - 0.5, -0.5)
+    figure.supxlabel(
+        f"times sooner than a plain loop, medians and ranges of {found['seeds']} seeds", fontsize=8
+    )
+
+
+def draw_sizes(figure: Figure, found: dict[str, Any]) -> None:
+    """Our batches/s over theirs against the size, a line for each number of tensors: a valley would show."""
+    panels = figure.subplots(1, 2, sharey=True)
+    titles = {"one_node": "one node over a plain loop", "two_nodes": "two nodes over DDP/gloo"}
+    for axes, (key, title) in zip(panels, titles.items(), strict=True):
+        for at, tensors in enumerate(dict.fromkeys(row["tensors"] for row in found["rows"])):
+            chosen = [row for row in found["rows"] if row["tensors"] == tensors]
+            axes.plot(
+                [row["parameters"] for row in chosen],
+                [row[key]["ratio"] for row in chosen],
+                color=(OURS, THEIRS, FOURTH, LIMIT)[at % 4],
+                marker="osD^"[at % 4],
+                label=f"{tensors} tensors",
+            )
+        axes.axhline(1.0, color=LIMIT, linestyle="--")
+        axes.set_xscale("log")
+        axes.set_xlabel("parameters")
+        axes.set_title(title, fontsize=9)
+        _tidy(axes)
+    panels[0].set_ylabel("our batches/s over theirs")
+    panels[0].set_ylim(bottom=0)
+    panels[0].legend(frameon=False, fontsize=8)
 
 
 def draw_seed(figure: Figure, found: dict[str, Any]) -> None:
@@ -221,6 +270,8 @@ def draw_scale(figure: Figure, found: dict[str, Any]) -> None:
 
 
 _DRAW: dict[str, Callable[[Figure, dict[str, Any]], None]] = {
+    "learn": draw_learn,
+    "sizes": draw_sizes,
     "seed": draw_seed,
     "evolution": draw_evolution,
     "codecs": draw_codecs,

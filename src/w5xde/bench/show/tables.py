@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import IO, Any
 
 from rich.console import Console
-from rich.table import Table
 
+from w5xde.bench.show import learning
 from w5xde.bench.show.figures import (
     UNKNOWN,
     count,
@@ -22,24 +22,9 @@ from w5xde.bench.show.figures import (
     speed,
     times,
 )
+from w5xde.bench.show.layout import facts, rows
 
 PIPED_COLUMNS = 180
-
-
-def facts(out: Console, pairs: Iterable[tuple[str, str]]) -> None:
-    """Print names and values, one pair a line."""
-    for name, value in pairs:
-        out.print(f"  [dim]{name:<18}[/]{value}")
-
-
-def rows(headings: Sequence[str], lines: Iterable[Sequence[str]], *, words: int = 1) -> Table:
-    """A table with `words` columns of text, and columns of figures after them."""
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for at, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if at < words else "right")
-    for line in lines:
-        table.add_row(*line)
-    return table
 
 
 def show(found: dict[str, Any], stream: IO[str]) -> None:
@@ -68,6 +53,13 @@ def show_seed(out: Console, found: dict[str, Any]) -> None:
         f"[bold]{rate(found['batches_per_second'])}[/] over {seconds(found['window_seconds'])}, after a "
         f"warm-up of {seconds(found['warm_up_seconds'])}; {rate(found['batches_per_second_whole'])} with it"
     )
+    effective = (
+        f"[bold]{rate(found['effective_batches_per_second'])}[/] batches/s: a plain loop needs "
+        f"{count(found['effective_plain_batches'])} batches to a loss of {loss(found['effective_target'])}, "
+        f"this run {seconds(found['effective_seconds'])}"
+        if found["effective_seconds"] is not None
+        else f"the plain loop's loss of {loss(found['effective_target'])} was not reached in time"
+    )
     limit = (
         f"{rate(found['limit_batches_per_second'])} batches/s forward and backward alone; "
         f"ratio [bold]{ratio(found['limit_ratio'])}[/]"
@@ -93,13 +85,14 @@ def show_seed(out: Console, found: dict[str, Any]) -> None:
         f"{least_and_most(found['batches_per_node'].values(), count)}, "
         f"most/least [bold]{ratio(found['fairness'])}[/]"
     )
-    staleness = f"mean {ratio(found['staleness_mean'])}, most {count(found['staleness_max'])} steps"
+    staleness = f"mean {ratio(found['staleness_mean'])}, most {count(found['staleness_max'])} updates late"
     verdict = "[green]clean[/]" if found["audit_clean"] else "[red]NOT CLEAN[/]"
     facts(
         out,
         [
             ("batches applied", f"{count(found['batches'])} in {seconds(found['seconds'])}"),
             ("batches/s", speeds),
+            ("effective", effective),
             ("limit", limit),
             ("CPU per batch", cpu),
             ("epochs", count(found["epochs"])),
@@ -369,6 +362,8 @@ def show_scale(out: Console, found: dict[str, Any]) -> None:
 
 
 _SHOW: dict[str, Callable[[Console, dict[str, Any]], None]] = {
+    "learn": learning.show_learn,
+    "sizes": learning.show_sizes,
     "seed": show_seed,
     "evolution": show_evolution,
     "codecs": show_codecs,

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from w5xde.control.trust.norm_limits import NormLimits
+from w5xde.learn.step.bounds import StateBounds
 from w5xde.learn.step.finite import Gauge
 from w5xde.learn.step.rollback import Undo
 
@@ -29,6 +30,7 @@ _LOOKS: dict[tuple[type, str], Callable[..., Any]] = {
     (Gauge, "norms"): lambda gauge, body, vectors: [0.0] * len(vectors),
     (Gauge, "norm"): lambda gauge, vector: 0.0,
     (Gauge, "is_finite"): lambda gauge, vector: True,
+    (StateBounds, "allow"): lambda bounds, version, norms, weights: True,
     (Undo, "save"): lambda undo, token, version: None,
     (Undo, "accept"): lambda undo, token, version: True,
     (NormLimits, "of"): lambda limit, batches: math.inf,

@@ -22,8 +22,9 @@ from w5xde.bench.measure.meter import machine
 from w5xde.bench.measure.pairs import Measured, dropped, in_turns, run_of_ours
 from w5xde.bench.measure.processes import warm_up
 from w5xde.bench.measure.stats import compare
+from w5xde.bench.progress import Say
 from w5xde.bench.suites.checks import TURN_SECONDS
-from w5xde.bench.suites.seed import SYNC_STEP_BATCHES, Say
+from w5xde.bench.suites.seed import SEED_STEP_BATCHES
 from w5xde.errors import TrainingError
 
 HERE = "127.0.0.1"
@@ -115,9 +116,9 @@ def _checks(cost: Cost, options: CostsOptions, say: Say) -> Compared:
 
 
 COSTS: dict[str, Cost] = {
-    "tls-sync": Cost("TLS, sync", "clear text", "sync", SYNC_STEP_BATCHES, 0.35, _encryption),
+    "tls-sync": Cost("TLS, sync", "clear text", "sync", SEED_STEP_BATCHES, 0.35, _encryption),
     "tls-async": Cost("TLS, async", "clear text", "async", 1, 0.35, _encryption),
-    "checks-sync": Cost("checks of updates, sync", "none", "sync", SYNC_STEP_BATCHES, 0.05, _checks),
+    "checks-sync": Cost("checks of updates, sync", "none", "sync", SEED_STEP_BATCHES, 0.05, _checks),
     "checks-async": Cost("checks of updates, async", "none", "async", 1, 0.05, _checks),
 }
 

@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from w5xde.bench import jobs
-from w5xde.bench.contestants.product import ProductRun, count_again, run_product
+from w5xde.bench.contestants.product import ProductRun, count_again, run_product, runs_folder
 from w5xde.bench.measure.meter import machine, socket_buffer_bytes
 from w5xde.bench.measure.processes import warm_up
+from w5xde.bench.progress import Say
 from w5xde.bench.suites import pickled
-from w5xde.bench.suites.seed import Say, SeedOptions, runs_folder, seed_settings
+from w5xde.bench.suites.seed import SeedOptions, seed_settings
 from w5xde.bench.suites.stages import STUDIES, StudyStage
 from w5xde.config import Settings
 

@@ -12,17 +12,17 @@ from typing import Any
 from w5xde.bench import jobs
 from w5xde.bench.contestants.ddp import run_all_reduce
 from w5xde.bench.contestants.limits import copy_limit, stream_limit
-from w5xde.bench.contestants.product import ProductRun, count_again, run_product, settings_for
+from w5xde.bench.contestants.product import ProductRun, count_again, run_product, runs_folder, settings_for
 from w5xde.bench.measure.meter import machine
 from w5xde.bench.measure.processes import warm_up
 from w5xde.bench.measure.stats import quotient
-from w5xde.bench.suites.seed import Say, runs_folder
+from w5xde.bench.progress import Say
 from w5xde.config import Settings
 from w5xde.runtime.net.sockets import HAS_LOCAL_SOCKETS
 
 FLOAT_BYTES = 4
-# Names in the rows, and values of the setting. The default is the fastest one here.
-ROADS = {"tcp": "tcp", "default": "auto"}
+# Values of the setting; the last is the default where the system can.
+ROADS = ("tcp", "unix", "shared")
 # However slow the exchange is, a run ends after this many times its measured seconds.
 SECONDS_FACTOR = 6
 STREAM_SECONDS_MAX = 2.0
@@ -48,14 +48,14 @@ class Beside:
     unix: float
 
     def under(self, road: str) -> float:
-        """The rate of a plain stream over the same kind of socket."""
-        return self.unix if road == "default" and HAS_LOCAL_SOCKETS else self.tcp
+        """The rate of a plain stream over the same kind of socket; of a Unix socket for shared memory."""
+        return self.unix if road != "tcp" and HAS_LOCAL_SOCKETS else self.tcp
 
 
 def run_exchange(options: ExchangeOptions, say: Say) -> dict[str, Any]:
     """Measure a row for each model size, number of nodes and kind of socket."""
     # Refuse bad settings before anything is measured.
-    _settings(options, 1, "default", "runs")
+    _settings(options, 1, "shared", "runs")
     warm_up()
     rows = []
     # Longer than other limits: a stream takes a while to reach its speed.
@@ -138,7 +138,7 @@ def _settings(options: ExchangeOptions, nodes: int, road: str, runs: str) -> Set
         nodes=nodes,
         seconds=SECONDS_FACTOR * options.seconds,
         checkpoint_every=options.checkpoint_every,
-        road=ROADS[road],
+        road=road,
         **more,
     )
 

@@ -14,12 +14,19 @@ import msgspec
 
 from w5xde.api import Watcher, run_node
 from w5xde.bench import jobs
-from w5xde.bench.contestants.product import ProductRun, Stopwatch, count_again, run_here, settings_for
+from w5xde.bench.contestants.product import (
+    ProductRun,
+    Stopwatch,
+    count_again,
+    run_here,
+    runs_folder,
+    settings_for,
+)
 from w5xde.bench.measure.meter import machine
 from w5xde.bench.measure.processes import Line, Work, crew, warm_up
 from w5xde.bench.measure.relay import be_relay, open_listener
 from w5xde.bench.measure.stats import quotient
-from w5xde.bench.suites.seed import Say, runs_folder
+from w5xde.bench.progress import Say
 from w5xde.compression import AUTO, AUTO_LOSSY, LOSSY, NONE, parse_compress, parse_spec
 from w5xde.config import Settings
 from w5xde.learn.job.job import Job

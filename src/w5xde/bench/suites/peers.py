@@ -13,11 +13,13 @@ from typing import Any
 from w5xde.bench import jobs
 from w5xde.bench.contestants import ray_actors as ray_peer
 from w5xde.bench.contestants.ddp import Exchanged, run_ddp
+from w5xde.bench.contestants.plain import run_plain
 from w5xde.bench.measure.meter import machine
 from w5xde.bench.measure.pairs import Measured, dropped, in_turns, median, run_of_ours
 from w5xde.bench.measure.processes import warm_up
 from w5xde.bench.measure.stats import compare
-from w5xde.bench.suites.seed import SYNC_STEP_BATCHES, Say
+from w5xde.bench.progress import Say
+from w5xde.bench.suites.seed import SEED_STEP_BATCHES
 from w5xde.learn.job.job import Job
 
 
@@ -30,23 +32,38 @@ class Match:
     job: Callable[[], Job]
     mode: str
     batches_per_step: Callable[[int], int]
-    theirs: Callable[[Job, int, float], Exchanged]
+    theirs: Callable[[Job, int, int, float], Exchanged]
     nodes: int
+    batch_size: int = jobs.BATCH_SIZE
     # Further settings of our run.
     settings: dict[str, Any] = field(default_factory=dict)
     is_there: Callable[[], bool] = lambda: True
 
 
-def _ddp(job: Job, nodes: int, seconds: float) -> Exchanged:
-    return run_ddp(job, nodes, jobs.BATCH_SIZE, seconds)
+def _ddp(job: Job, nodes: int, batch_size: int, seconds: float) -> Exchanged:
+    return run_ddp(job, nodes, batch_size, seconds)
 
 
-def _ddp_bf16(job: Job, nodes: int, seconds: float) -> Exchanged:
-    return run_ddp(job, nodes, jobs.BATCH_SIZE, seconds, bf16=True)
+def _ddp_bf16(job: Job, nodes: int, batch_size: int, seconds: float) -> Exchanged:
+    return run_ddp(job, nodes, batch_size, seconds, bf16=True)
 
 
-def _ray(job: Job, nodes: int, seconds: float) -> Exchanged:
-    return ray_peer.run_ray(job, nodes, jobs.BATCH_SIZE, seconds)
+def _ray(job: Job, nodes: int, batch_size: int, seconds: float) -> Exchanged:
+    return ray_peer.run_ray(job, nodes, batch_size, seconds)
+
+
+def _plain(job: Job, nodes: int, batch_size: int, seconds: float) -> Exchanged:
+    """One process, one thread, however many nodes ours has."""
+    return run_plain(job, batch_size, seconds)
+
+
+def _text(peer: str, nodes: int, batch_size: int) -> Match:
+    """The text job with one batch a step for each node."""
+    theirs = {"DDP/gloo": _ddp, "plain loop": _plain}[peer]
+    title = f"107k parameters, batches of {batch_size}"
+    return Match(
+        title, peer, lambda: jobs.text, "sync", lambda count: count, theirs, nodes, batch_size=batch_size
+    )
 
 
 MATCHES: dict[str, Match] = {
@@ -58,10 +75,14 @@ MATCHES: dict[str, Match] = {
         "DDP/gloo",
         lambda: jobs.seed,
         "sync",
-        lambda nodes: SYNC_STEP_BATCHES,
+        lambda nodes: SEED_STEP_BATCHES,
         _ddp,
         nodes=10,
     ),
+    "text-b4": _text("DDP/gloo", nodes=2, batch_size=4),
+    "text-b16": _text("DDP/gloo", nodes=2, batch_size=16),
+    "text-one-b4": _text("plain loop", nodes=1, batch_size=4),
+    "text-one-b16": _text("plain loop", nodes=1, batch_size=16),
     "large-fp32": Match(
         "25M parameters, fp32", "DDP/gloo", lambda: jobs.large, "sync", lambda nodes: nodes, _ddp, nodes=2
     ),
@@ -132,6 +153,7 @@ def _row(name: str, match: Match, options: PeersOptions, say: Say) -> dict[str, 
         "peer": match.peer,
         "mode": match.mode,
         "nodes": nodes,
+        "batch_size": match.batch_size,
         "batches_per_step": match.batches_per_step(nodes),
     }
     if not match.is_there():
@@ -144,12 +166,13 @@ def _row(name: str, match: Match, options: PeersOptions, say: Say) -> dict[str, 
             options.seconds,
             name="w5xde.bench:peers",
             mode=match.mode,
+            batch_size=match.batch_size,
             batches_per_step=match.batches_per_step(nodes),
             **match.settings,
         )
 
     def theirs() -> Measured:
-        return match.theirs(match.job(), nodes, options.seconds).summary()
+        return match.theirs(match.job(), nodes, match.batch_size, options.seconds).summary()
 
     turns = in_turns(
         options.pairs, ("w5xde", ours), (match.peer, theirs), lambda text: say(f"{name}, {text}")

@@ -15,11 +15,11 @@ from typing import Any
 from w5xde.api import Result, Watcher, run_coordinator
 from w5xde.bench import jobs
 from w5xde.bench.contestants.light_nodes import be_crowd
-from w5xde.bench.contestants.product import settings_for
+from w5xde.bench.contestants.product import runs_folder, settings_for
 from w5xde.bench.measure.meter import cpu_seconds, machine, resident_bytes
 from w5xde.bench.measure.processes import ForkedProcess, Line, Work, crew, warm_up
 from w5xde.bench.measure.stats import quotient
-from w5xde.bench.suites.seed import Say, runs_folder
+from w5xde.bench.progress import Say
 from w5xde.config import Settings
 from w5xde.runtime.coordinator.body import Coordinator
 from w5xde.runtime.durable.audit import audit_run
@@ -91,6 +91,8 @@ def _row(options: ScaleOptions, nodes: int) -> dict[str, Any]:
             mode="async",
             nodes=0,
             staleness=options.staleness,
+            # Light nodes send gradients that they captured, and have no optimizer.
+            local_steps=False,
             # By TCP, as if from other machines.
             road="tcp",
             # A limit, so that a coordinator ends even if nothing stops it.

@@ -6,28 +6,38 @@ here a batch counts when its gradient is applied, and the ledger must agree.
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from w5xde.bench import jobs
+from w5xde.bench.contestants.learners import LearnTask, learn_ours
 from w5xde.bench.contestants.limits import ComputeLimit, compute_limit
-from w5xde.bench.contestants.product import Count, ProductRun, count_again, run_product, settings_for
+from w5xde.bench.contestants.product import (
+    Count,
+    ProductRun,
+    count_again,
+    run_product,
+    runs_folder,
+    settings_for,
+)
+from w5xde.bench.measure.curves import Curve, effective_rate
 from w5xde.bench.measure.meter import machine
 from w5xde.bench.measure.stats import quotient
+from w5xde.bench.progress import Say
+from w5xde.bench.suites.learn_jobs import LEARN_JOBS, SeedRound
 from w5xde.config import Settings
 
-Say = Callable[[str], None]
-
-SYNC_STEP_BATCHES = 32
+SEED_STEP_BATCHES = 32
 # A limit is measured for this part of the seconds of the run, before it and after it.
 LIMIT_PART = 0.1
 LIMIT_SECONDS_MAX = 2.0
 LIMIT_SECONDS_MIN = 0.2
+# A shorter run is also given less to learn for its effective rate.
+WHOLE_BUDGET_SECONDS = 10.0
+# A run that takes this many times the plain loop's seconds has no effective rate worth the wait.
+EFFECTIVE_PATIENCE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,7 @@ class SeedOptions:
 
     @property
     def step_batches(self) -> int:
-        return self.batches_per_step or (SYNC_STEP_BATCHES if self.mode == "sync" else 1)
+        return self.batches_per_step or (SEED_STEP_BATCHES if self.mode == "sync" else 1)
 
 
 def limit_seconds(seconds: float) -> float:
@@ -64,6 +74,8 @@ def run_seed(options: SeedOptions, say: Say) -> dict[str, Any]:
         after = compute_limit(jobs.seed, jobs.BATCH_SIZE, seconds)
         say("counting the ledger again")
         count = count_again(run)
+    say("a plain loop, then these settings again, until its loss is reached")
+    effective = effective_figures(options)
     return {
         "bench": "seed",
         "mode": options.mode,
@@ -72,20 +84,11 @@ def run_seed(options: SeedOptions, say: Say) -> dict[str, Any]:
         "batches_per_step": options.step_batches,
         "parameters": jobs.parameter_count(jobs.seed),
         **figures(run, [before, after], count),
+        **effective,
         "run": run.summary["run"],
         "runs": options.runs,
         "machine": machine(),
     }
-
-
-@contextlib.contextmanager
-def runs_folder(kept: str | None) -> Iterator[str]:
-    """The folder for runs: the user's, or a temporary one."""
-    if kept is not None:
-        yield kept
-        return
-    with tempfile.TemporaryDirectory(prefix="w5xde-bench-") as folder:
-        yield folder
 
 
 def seed_settings(options: SeedOptions, runs: str, **more: Any) -> Settings:
@@ -99,6 +102,29 @@ def seed_settings(options: SeedOptions, runs: str, **more: Any) -> Settings:
         seconds=options.seconds,
         **more,
     )
+
+
+def effective_figures(options: SeedOptions) -> dict[str, Any]:
+    """The effective batches/s of `bench learn` for these settings, with one seed and its tuned rate."""
+    job = replace(LEARN_JOBS["seed"], patience=EFFECTIVE_PATIENCE)
+    round_ = SeedRound(job, jobs.SEED, min(1.0, options.seconds / WHOLE_BUDGET_SECONDS))
+
+    def learn(task: LearnTask) -> Curve:
+        return learn_ours(
+            task,
+            mode=options.mode,
+            nodes=options.nodes,
+            batches_per_step=options.step_batches,
+            staleness=options.staleness,
+        )
+
+    round_.add("w5xde", learn)
+    return {
+        "effective_batches_per_second": effective_rate(round_.plain_batches, round_.seconds("w5xde")),
+        "effective_seconds": round_.seconds("w5xde"),
+        "effective_plain_batches": round_.plain_batches,
+        "effective_target": round_.target,
+    }
 
 
 def figures(run: ProductRun, limits: list[ComputeLimit], count: Count) -> dict[str, Any]:

@@ -1,9 +1,13 @@
 """Async mode: every node computes whole steps of its own, and each answer is applied when it arrives.
 
-The mode keeps the bound of staleness by lending little enough, rather than by rejecting answers: steps are
-lent only as long as all of them can be applied before the oldest outstanding answer is too old. The mode does
-not wait for a node that takes far longer than expected, so that node's answer may be rejected. Only decides:
-knows no tensors, no sockets and no clock.
+A node is lent one step at a time, so that about one update for each node is under way. The mode keeps the
+bound of staleness by lending little enough, rather than by rejecting answers: a step is lent only if it can
+be applied before the oldest outstanding answer is too old. The mode does not wait for a node that takes far
+longer than expected, so that node's answer may be rejected.
+
+Where a batch takes less than a millisecond, a node is lent a stretch: it makes a step of its own with each
+batch, and answers with the difference that all of them made, which counts as one update. Only decides: knows
+no tensors, no sockets and no clock.
 """
 
 from __future__ import annotations
@@ -18,22 +22,26 @@ from w5xde.control.steps.open_step import OpenStep
 from w5xde.control.steps.plan import Plan
 from w5xde.tree import Span
 
-# A frame is the steps that are lent in one message. It takes a node about this long to compute: with one step
-# a message, small models would spend their time on messages.
-FRAME_SECONDS = 0.004
-FRAME_STEPS_MAX = 64
-# The bound of staleness if the user sets none: the first number, or the second times the nodes that can run
-# at once if that is more, so that each node can hold a frame while another one travels.
-STALENESS_MIN = 48
-STALENESS_OF_ONE = 4
-# Weights change most at the start of a run. So if the user sets no bound, steps are lent at first for a
-# staleness of STALENESS_FIRST, and for one more after every STEPS_PER_STALENESS steps, up to the bound.
-STALENESS_FIRST, STEPS_PER_STALENESS = 4, 32
+# The least bound of staleness if the user sets none. With two nodes, each may begin its next step while the
+# other one still computes.
+STALENESS_MIN = 2
+# A stretch takes a node about this long. Shorter ones would spend their time on messages, and stretches of
+# fewer steps than STRETCH_STEPS_MIN would gain too little.
+STRETCH_SECONDS = 0.008
+STRETCH_STEPS_MIN, STRETCH_STEPS_MAX = 8, 64
+# Two nodes make local steps at a time. A third one would have to make its steps so much smaller that nothing
+# is gained: each needs more samples than it adds (docs/findings.md).
+STRETCHES_MAX = 2
+# A stretch that failed this often is lent again as single steps.
+STRETCH_FAILURES_MAX = 2
 # Any node may be this late, however short its lease is: another process may be using its core.
 LATE_SECONDS_MIN = 0.05
 # The lease of a node that beats but is this late (or four times the expected time) is lent to another node
 # too.
 STUCK_SECONDS_MIN = 10.0
+# The user is told once if updates are older than this on average, after so many of them.
+STALENESS_ADVISED = 6
+ADVISED_AFTER = 200
 
 
 class AsyncMode(Mode):
@@ -46,43 +54,55 @@ class AsyncMode(Mode):
         leases: Leases,
         staleness: int | None,
         *,
+        corrects_delay: bool = False,
         stretches: bool = False,
-        spare_frames: int = 1,
     ) -> None:
         """Begin with no open step.
 
-        `stretches`: the steps of a frame, of one batch each, are one lease. `spare_frames`: how many frames a
-        node holds besides the one that it computes.
+        `corrects_delay`: a late update makes a smaller step. `stretches`: nodes may make local steps.
         """
         super().__init__(plan, members, leases)
         self._bound = staleness
+        self._corrects_delay = corrects_delay
         self._stretches = stretches
-        self._spare_frames = spare_frames
         self._open_steps: dict[int, OpenStep] = {}
         self._applying: set[int] = set()
         # Open steps that have free batches: given back, or more than one node could hold.
         self._returned: deque[OpenStep] = deque()
         self._overtaken: set[int] = set()
-        # The staleness that lending allows at this point of the run.
-        self._lent_staleness = 0
-        # Members that could hold more leases than the bound of staleness allowed, longest wait first.
+        # How many updates of the model were decided, and the sum of their staleness.
+        self._updates = 0
+        self._staleness_sum = 0
+        self._has_advised = False
+        # Members that are idle because of the bound of staleness, longest wait first.
         self._waiting: dict[str, Member] = {}
 
     @property
     def staleness(self) -> int:
-        """How many steps may have been applied since the version an update was computed on."""
+        """How many updates may have been applied since the version that an update was computed on."""
         if self._bound is not None:
             return self._bound
-        return max(STALENESS_MIN, STALENESS_OF_ONE * self.members.parallel)
+        # Nodes that share cores do not add to it: only those in turn hold a lease.
+        return max(STALENESS_MIN, self.members.parallel - 1)
 
-    def _staleness_to_lend(self, version: int) -> int:
-        """The staleness for which leases are granted at this version: at most `staleness`."""
-        if self._bound is not None:
-            return self._bound
-        # As much as all nodes that can run at once hold, or some of a large pool would be idle at the start.
-        held = (1 + self._spare_frames) * self.members.parallel
-        first = max(STALENESS_FIRST, held - 1)
-        return min(self.staleness, first + version // STEPS_PER_STALENESS)
+    def staleness_of(self, lease: Lease) -> int:
+        return self._updates - lease.updates
+
+    def rate(self, open_step: OpenStep) -> float:
+        # The best rate for gradients that are late by t steps is about lr / (1 + t/2).
+        return 1.0 / (1.0 + open_step.staleness / 2) if self._corrects_delay else 1.0
+
+    def advice(self) -> str:
+        if self._has_advised or self._updates < ADVISED_AFTER:
+            return ""
+        mean = self._staleness_sum / self._updates
+        if mean <= STALENESS_ADVISED:
+            return ""
+        self._has_advised = True
+        return (
+            f"an update comes {mean:.1f} updates late on average, and teaches little then: use --mode sync,"
+            " or --staleness 4, or fewer nodes"
+        )
 
     @property
     def open_steps(self) -> list[OpenStep]:
@@ -98,19 +118,15 @@ class AsyncMode(Mode):
             return f"step {lease.step.index} is complete"
         if open_step.tree.covers(lease.span):
             return "somebody else was sooner"
-        last = version + lease.behind
-        if last - lease.version > self.staleness:
-            return f"computed on version {lease.version}, for version {last}; the bound is {self.staleness}"
+        late = self.staleness_of(lease)
+        if late > self.staleness:
+            return f"computed on version {lease.version}, {late} updates ago; the bound is {self.staleness}"
         return ""
 
     def take(self, lease: Lease) -> OpenStep | None:
         open_step = self._open_steps[lease.step.index]
-        open_step.oldest = min(open_step.oldest, lease.version - lease.behind)
+        open_step.oldest_updates = min(open_step.oldest_updates, lease.updates)
         return self._completed(open_step) if open_step.take(lease.span, [share_of(lease)]) else None
-
-    def is_stale(self, open_step: OpenStep, version: int) -> bool:
-        """Whether some answers of a complete stretch became too old while others were missing."""
-        return open_step.plan.apart and version - open_step.oldest > self.staleness
 
     def set_aside(self, step: int, span: Span) -> OpenStep | None:
         open_step = self._open_steps[step]
@@ -119,6 +135,9 @@ class AsyncMode(Mode):
     def _completed(self, open_step: OpenStep) -> OpenStep:
         del self._open_steps[open_step.plan.index]
         self._applying.add(open_step.plan.index)
+        open_step.staleness = max(0, self._updates - open_step.oldest_updates)
+        self._staleness_sum += open_step.staleness
+        self._updates += 1
         return open_step
 
     def give_back(self, lease: Lease, *, failed: bool = False) -> OpenStep | None:
@@ -126,6 +145,8 @@ class AsyncMode(Mode):
         if open_step is None:
             return None
         others = self.leases.of_step(lease.step.index)
+        if open_step.plan.apart:
+            return self._give_stretch_back(open_step, lease, others, failed=failed)
         if failed:
             open_step.failed(lease.span, lease.node, others)
         else:
@@ -134,6 +155,27 @@ class AsyncMode(Mode):
             self._returned.append(open_step)
         return open_step
 
+    def _give_stretch_back(
+        self, open_step: OpenStep, lease: Lease, others: list[Lease], *, failed: bool
+    ) -> OpenStep | None:
+        """Free a stretch as a whole, for another node; or plan its steps one by one, if it failed again."""
+        tried = open_step.failures.setdefault(lease.span, [])
+        if failed:
+            tried.append(lease.node)
+        if others or open_step.free:
+            return open_step
+        if tried and (len(tried) >= STRETCH_FAILURES_MAX or len(self.members) < 2):
+            self._split(open_step)
+            return None
+        open_step.give_back(lease.span, ())
+        self._returned.append(open_step)
+        return open_step
+
+    def _split(self, open_step: OpenStep) -> None:
+        """Plan the steps of a stretch one by one; no lease of it is outstanding."""
+        self._open_steps.pop(open_step.plan.index, None)
+        self.plan.split(open_step.plan)
+
     def stepped(self, step: int) -> Iterable[Member]:
         # No node waits for it: the core's version already counts the step.
         self._applying.discard(step)
@@ -141,6 +183,9 @@ class AsyncMode(Mode):
 
     def reopen(self, open_step: OpenStep) -> None:
         self._applying.discard(open_step.plan.index)
+        if open_step.plan.apart:
+            self._split(open_step)
+            return
         self._open_steps[open_step.plan.index] = open_step
         self._returned.append(open_step)
 
@@ -162,92 +207,75 @@ class AsyncMode(Mode):
         found: list[list[Lease]] = []
         if self.is_closing:
             return found
-        self._lent_staleness = self._staleness_to_lend(version)
         # The member that waits longest is served first, and none while no step may be lent.
         for member in candidates:
             self._waiting.setdefault(member.name, member)
         unserved = []
-        while self._waiting and self._room(version, now) > 0:
+        while self._waiting and self._has_room(now):
             member = self._waiting.pop(next(iter(self._waiting)))
             if self.members.get(member.name) is not member:
                 continue
             # A batch that failed is lent out of turn: the node on which it has not failed may not be in turn.
             for one in [member] if self._returned else self.members.in_turn([member], now):
-                found += self._fill(one, version, now)
-                if self._held_steps(one) <= self._spare_frames * self._frame_steps(one):
+                if not one.pending and self._has_room(now):
+                    found += self._lend_next(one, version, now)
+                if not one.pending:
                     unserved.append(one)
         for member in unserved:
             self._waiting[member.name] = member
         return found
 
-    def _fill(self, member: Member, version: int, now: float) -> list[list[Lease]]:
-        """Lend the member as many frames as it can hold and the bound of staleness allows."""
-        found: list[list[Lease]] = []
-        frame = self._frame_steps(member)
-        while self._held_steps(member) <= self._spare_frames * frame:
-            room = self._room(version, now)
-            if room < frame and (member.pending or room < 1):
-                break
-            leases = self._lend_frame(member, min(frame, room), version, now)
-            if not leases:
-                break
-            found.append(leases)
-        return found
-
-    def _room(self, version: int, now: float) -> int:
-        """How many more steps may be lent so that the oldest outstanding answer still counts when it arrives.
-
-        A lease that is late by more than its expected time is no longer waited for.
-        """
-        lent = self.leases.steps
+    def _has_room(self, now: float) -> bool:
+        """Whether another step may be lent, so that the oldest outstanding answer still counts then."""
+        lent = len(self.leases)
         for oldest in self.leases:
-            if now - oldest.expected_at <= max(LATE_SECONDS_MIN, oldest.expected_at - oldest.granted_at):
-                return self._lent_staleness + 1 - lent - (version - oldest.version)
-            lent -= oldest.steps
-        return self._lent_staleness + 1
+            if not _is_late(oldest, now):
+                # A turn is passed on when its last lease is lent: the next node waits until that is answered.
+                return lent < self.members.parallel and lent + self.staleness_of(oldest) <= self.staleness
+            lent -= 1
+        return True
 
-    def _held_steps(self, member: Member) -> int:
-        return member.pending_batches if self._stretches else len(member.pending)
-
-    def _frame_steps(self, member: Member) -> int:
-        """How many steps the member is lent in one message.
-
-        The bound of staleness leaves room for three frames for each node that can run: two that it holds, and
-        one to spare.
-        """
-        if not member.compute_seconds:
+    def _stretch_steps(self, member: Member) -> int:
+        """How many local steps the member makes at a time; 1: none, it computes a gradient."""
+        # One node alone gives the coordinator gradients: each step is then exactly that of a plain loop.
+        if not self._stretches or len(self.members) < 2 or not member.compute_seconds:
             return 1
-        fresh = (self._lent_staleness + 1) // (3 * max(1, self.members.parallel))
-        held = member.batches_max // self.plan.step_batches
-        return max(1, min(int(FRAME_SECONDS / member.compute_seconds), fresh, held, FRAME_STEPS_MAX))
+        # The quotient may be infinite: nodes themselves say how long they computed.
+        steps = min(int(min(STRETCH_SECONDS / member.compute_seconds, STRETCH_STEPS_MAX)), member.batches_max)
+        return steps if steps >= STRETCH_STEPS_MIN else 1
 
-    def _lend_frame(self, member: Member, count: int, version: int, now: float) -> list[Lease]:
-        """Grant the member leases on up to `count` steps, for one message."""
-        leases: list[Lease] = []
-        while count > 0:
-            found = self._next_span(member, count)
-            if found is None:
-                break
-            leases.append(self.lend(member, *found, version, now))
-            count -= leases[-1].steps
-        return leases
+    def _lend_next(self, member: Member, version: int, now: float) -> list[list[Lease]]:
+        """Grant the member a lease on the next step or stretch, if there is one for it."""
+        steps = self._stretch_steps(member)
+        if steps > 1 and self._stretches_under_way(now) >= STRETCHES_MAX:
+            return []
+        found = self._next_span(member, steps)
+        return [[self.lend(member, *found, version, now, self._updates)]] if found is not None else []
 
-    def _next_span(self, member: Member, most: int) -> tuple[OpenStep, Span] | None:
-        """Return the next free span for this member, of at most `most` steps, and its step.
+    def _stretches_under_way(self, now: float) -> int:
+        return sum(lease.step.apart and not _is_late(lease, now) for lease in self.leases)
+
+    def _next_span(self, member: Member, steps: int) -> tuple[OpenStep, Span] | None:
+        """Return the next free span for this member, and its step: if it is new, a stretch of these steps.
 
         Batches that were given back come before a new step.
         """
         for _ in range(len(self._returned)):
             open_step = self._returned.popleft()
-            if open_step.plan.index not in self._open_steps or not open_step.free:
+            if self._open_steps.get(open_step.plan.index) is not open_step or not open_step.free:
                 continue
-            want = min(most if open_step.plan.apart else open_step.plan.count, member.batches_max)
-            span = open_step.take_free_span(member.name, want, self.members)
+            if open_step.plan.apart and open_step.plan.count > member.batches_max:
+                if self.leases.of_step(open_step.plan.index):
+                    self._returned.append(open_step)
+                else:
+                    self._split(open_step)
+                continue
+            span = open_step.take_free_span(member.name, member.batches_max, self.members)
             if open_step.free:
                 self._returned.append(open_step)
             if span is not None:
                 return open_step, span
-        step = self.plan.next_stretch(most) if self._stretches else self.plan.next_step()
+        step = self.plan.next_stretch(steps) if steps > 1 else self.plan.next_step()
         if step is None:
             return None
         open_step = self._open_steps[step.index] = OpenStep(step)
@@ -255,3 +283,8 @@ class AsyncMode(Mode):
         if open_step.free:
             self._returned.append(open_step)
         return (open_step, span) if span is not None else None
+
+
+def _is_late(lease: Lease, now: float) -> bool:
+    """Whether the lease is late by more than its expected time: it is no longer waited for."""
+    return now - lease.expected_at > max(LATE_SECONDS_MIN, lease.expected_at - lease.granted_at)

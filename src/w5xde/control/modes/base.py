@@ -38,9 +38,17 @@ class Mode(ABC):
     def take(self, lease: Lease) -> OpenStep | None:
         """Count an answer that was admitted; return its step if that completes it."""
 
-    def is_stale(self, open_step: OpenStep, version: int) -> bool:
-        """Whether a complete step must be computed again, because some of its answers are too old by now."""
-        return False
+    def staleness_of(self, lease: Lease) -> int:
+        """How many updates of the model were decided since the version of this lease."""
+        return 0
+
+    def rate(self, open_step: OpenStep) -> float:
+        """The factor on the learning rate with which a complete step is made."""
+        return 1.0
+
+    def advice(self) -> str:
+        """A sentence for the user about how old updates are, once, if they are too old; else nothing."""
+        return ""
 
     @abstractmethod
     def set_aside(self, step: int, span: Span) -> OpenStep | None:
@@ -76,11 +84,13 @@ class Mode(ABC):
     def is_settled(self) -> bool:
         """Whether every step that was begun is applied, or is given up because the run stops."""
 
-    def lend(self, member: Member, open_step: OpenStep, span: Span, version: int, now: float) -> Lease:
+    def lend(
+        self, member: Member, open_step: OpenStep, span: Span, version: int, now: float, updates: int = 0
+    ) -> Lease:
         """Grant the member a lease on this span of a step."""
         number = self.leases.new_id()
         expected_at = self.members.lend(member, number, span.count, now)
-        lease = Lease(number, member.name, open_step.plan, span, version, now, expected_at)
+        lease = Lease(number, member.name, open_step.plan, span, version, now, expected_at, updates)
         self.leases.grant(lease)
         if any(back.holds(span) for back in open_step.returned):
             self.batches_relent += span.count

@@ -15,16 +15,13 @@ from w5xde.control.steps.plan import Plan
 def choose_mode(settings: CoreSettings, plan: Plan, members: Members, leases: Leases) -> Mode:
     """Build the mode that these settings ask for."""
     if settings.mode == "async":
-        # The coordinator keeps a copy of the model for each lease that is verified: of a large model,
-        # as few as possible.
-        spare_frames = 0 if settings.verify and settings.is_large else 1
         return AsyncMode(
             plan,
             members,
             leases,
             settings.staleness,
+            corrects_delay=settings.delay_correction,
             stretches=settings.stretches,
-            spare_frames=spare_frames,
         )
     if settings.robust is not None:
         return RobustMode(plan, members, leases, settings.robust)

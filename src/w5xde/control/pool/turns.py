@@ -118,7 +118,8 @@ def _lent(member: Member) -> int:
 def _turn(member: Member) -> int:
     if not member.compute_seconds:
         return 1
-    return max(1, min(TURN_BATCHES_MAX, int(TURN_SECONDS / member.compute_seconds)))
+    # The quotient may be infinite: nodes themselves say how long they computed.
+    return max(1, int(min(TURN_SECONDS / member.compute_seconds, TURN_BATCHES_MAX)))
 
 
 def _is_unused(member: Member, now: float) -> bool:

@@ -20,7 +20,10 @@ INCARNATION_SHIFT = 40
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A span of a step's batches, lent to one node, which computes them on the parameters of `version`."""
+    """A span of a step's batches, lent to one node, which computes them on the parameters of `version`.
+
+    `updates`: how many updates of the model were decided before it was granted (async mode).
+    """
 
     id: int
     node: str
@@ -29,6 +32,7 @@ class Lease:
     version: int
     granted_at: float
     expected_at: float
+    updates: int = 0
 
     @property
     def where(self) -> str:
@@ -36,16 +40,6 @@ class Lease:
         first, last = self.step.first + self.span.start, self.step.first + self.span.stop - 1
         batches = f"batch {first}" if first == last else f"batches {first} to {last}"
         return f"{batches} of epoch {self.step.epoch + 1}"
-
-    @property
-    def steps(self) -> int:
-        """The number of optimizer steps that its answer takes part in."""
-        return self.span.count if self.step.apart else 1
-
-    @property
-    def behind(self) -> int:
-        """How many steps of its stretch come before the last one that its answer takes part in; else 0."""
-        return self.span.stop - 1 if self.step.apart else 0
 
     @property
     def samples(self) -> int:
@@ -59,8 +53,6 @@ class Leases:
         self._next = (incarnation << INCARNATION_SHIFT) + 1
         self._leases: dict[int, Lease] = {}
         self._of_step: dict[int, dict[int, Lease]] = {}
-        # The sum of `Lease.steps` over all of them.
-        self.steps = 0
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -82,7 +74,6 @@ class Leases:
         if lease.id in self._leases:
             raise ValueError(f"lease {lease.id} exists")
         self._leases[lease.id] = lease
-        self.steps += lease.steps
         self._of_step.setdefault(lease.step.index, {})[lease.id] = lease
 
     def settle(self, lease: int, node: str) -> Lease | str:
@@ -97,7 +88,6 @@ class Leases:
 
     def end(self, lease: Lease) -> None:
         del self._leases[lease.id]
-        self.steps -= lease.steps
         of_step = self._of_step[lease.step.index]
         del of_step[lease.id]
         if not of_step:

@@ -38,8 +38,10 @@ class OpenStep:
         # the bad one.
         self.failures: dict[Span, list[str]] = {}
         self.returned: set[Span] = set()
-        # Stretch only: minimum over accepted leases of version minus offset; bounds staleness.
-        self.oldest = sys.maxsize
+        # The fewest `Lease.updates` of the leases whose answers were taken; and once the step is complete,
+        # how many updates the oldest of these answers is late.
+        self.oldest_updates = sys.maxsize
+        self.staleness = 0
 
     @property
     def is_untouched(self) -> bool:
@@ -59,9 +61,10 @@ class OpenStep:
     def take_free_span(self, node: str, want: int, members: Iterable[Member]) -> Span | None:
         """Remove the first free aligned span that this node may compute, of at most `want` batches.
 
-        A span that failed on this node is left for those of `members` on which it failed less often.
+        A span that failed on this node is left for those of `members` on which it failed less often. A
+        stretch is never divided.
         """
-        want = 1 if self.failures else max(1, want)
+        want = self.plan.count if self.plan.apart else 1 if self.failures else max(1, want)
         for at, candidate in enumerate(self.free):
             if self.is_for_others(node, candidate, members):
                 continue

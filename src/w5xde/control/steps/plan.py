@@ -1,7 +1,8 @@
 """The plan: which batches make the next step. Deterministic and resumable; does not depend on the nodes.
 
 A step is `step_batches` consecutive batches of one epoch (fewer at its end); steps never span epochs. Where
-each batch is a step of its own, several in a row can be planned as one stretch of steps.
+each batch is a step of its own, several in a row can be planned as one stretch, which one node makes with an
+optimizer of its own.
 A batch is its index and its size: knows no samples, no shuffling and no clock.
 """
 
@@ -17,7 +18,8 @@ from itertools import islice
 class StepPlan:
     """The batches `first, first + 1, …` of an epoch that make one optimizer step, with the size of each.
 
-    If `apart`, it is a stretch: each batch is a step of its own, and `index` is the first step's.
+    If `apart`, it is a stretch: each batch is a step of its own, made by a node, and `index` is the first
+    step's.
     """
 
     index: int
@@ -87,7 +89,7 @@ class Plan:
         # The sizes of a stream's batches beyond the cursor, as far as they are known; 0 where an epoch ends.
         self._stream: deque[int] = deque()
         self._stream_epoch = 0
-        # Steps that were planned before a restart and not applied.
+        # Steps that were planned before and not applied.
         self._undone: deque[StepPlan] = deque()
 
     @property
@@ -107,7 +109,7 @@ class Plan:
 
     @property
     def undone(self) -> list[StepPlan]:
-        """The steps given to `resume` that `next_step` has not returned yet."""
+        """The steps given to `resume` or `split` that `next_step` has not returned yet."""
         return list(self._undone)
 
     def resume(self, cursor: Cursor, undone: Iterable[StepPlan]) -> None:
@@ -116,6 +118,10 @@ class Plan:
         self._stream_epoch = cursor.epoch
         # Split: this life may not plan stretches.
         self._undone = deque(single for step in undone for single in step.split)
+
+    def split(self, stretch: StepPlan) -> None:
+        """Plan the steps of a stretch again, one by one, before anything else."""
+        self._undone.extendleft(reversed(stretch.split))
 
     def retry_batch(self, epoch: int, batch: int, samples: int) -> None:
         """Plan a batch that was set aside as a step of its own, before anything else.

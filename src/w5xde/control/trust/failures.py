@@ -56,14 +56,17 @@ class Failures:
             if open_step is not None:
                 open_step.doubt(lease.span, lease.node)
                 self._norm_check.reject(lease, norm)
+        others = self._leases.of_step(lease.step.index)
+        must_set_aside = open_step is not None and open_step.must_set_aside(lease.span, self._members, others)
+        if self._norm_check.needs_second_node(lease, is_alone=len(self._members) == 1):
+            must_set_aside = False
+        if norm is not None and not must_set_aside and self._norm_check.is_doubted(lease):
+            text += "; it is computed again to be sure"
         effects: list[ev.Effect] = [
             ev.Reject(lease.node, lease.id, reason),
             ev.Note("failed" if norm is None else "doubt", text, {"node": lease.node}),
         ]
-        others = self._leases.of_step(lease.step.index)
-        must_set_aside = open_step is not None and open_step.must_set_aside(lease.span, self._members, others)
-        is_doubted = self._norm_check.needs_second_node(lease, is_alone=len(self._members) == 1)
-        return effects, open_step if must_set_aside and not is_doubted else None
+        return effects, open_step if must_set_aside else None
 
     def is_broken(self, member: Member) -> str:
         """Count a failed lease of the node; return why the node must be evicted, or an empty string."""

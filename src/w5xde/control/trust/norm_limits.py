@@ -4,7 +4,8 @@ The usual norm is learned from accepted updates: a running median for spans of e
 many batches is smaller than one of them alone. While it is not known, the gradient that the coordinator
 computed itself stands for it. An update more than ten times as large counts only if a second node, or the
 coordinator, finds the same: then it is in the data, and it counts with the same bits as without the doubt.
-Knows no tensors and no clock.
+The differences that stretches make are no gradients, and have limits of their own, for the mean of their
+steps. Knows no tensors and no clock.
 """
 
 from __future__ import annotations
@@ -114,8 +115,9 @@ class RejectedUpdate:
 
 @dataclass(slots=True)
 class _DoubtedStep:
-    """A step of which updates were rejected."""
+    """A step, or a stretch if `apart`, of which updates were rejected."""
 
+    apart: bool = False
     rejected: list[RejectedUpdate] = field(default_factory=list)
     # Norms of the updates that were accepted since.
     accepted: dict[Span, float] = field(default_factory=dict)
@@ -124,8 +126,9 @@ class _DoubtedStep:
 class NormCheck:
     """Rejects updates that are too large, compares second opinions, and counts faults."""
 
-    def __init__(self, limits: NormLimits) -> None:
+    def __init__(self, limits: NormLimits, stretch_limits: NormLimits | None = None) -> None:
         self.limits = limits
+        self._stretch_limits = stretch_limits or limits
         # Open steps of which updates were rejected, by index.
         self.doubted_steps: dict[int, _DoubtedStep] = {}
         self._faults: Counter[str] = Counter()
@@ -140,16 +143,17 @@ class NormCheck:
 
         `is_verified`: the coordinator computed the same.
         """
-        # The norm of a stretch is the largest of its batches' norms.
-        batches = 1 if lease.step.apart else lease.span.count
+        limits, batches = self.limits, lease.span.count
+        if lease.step.apart:
+            limits, batches = self._stretch_limits, 1
         mean = _mean_norm(lease, norm)
-        limit = self.limits.of(batches)
+        limit = limits.of(batches)
         if mean > limit:
-            if not self.limits.is_auto or not (is_verified or self._is_confirmed(lease, mean)):
+            if not limits.is_auto or not (is_verified or self._is_confirmed(lease, mean)):
                 return f"its norm is {mean:.3g}, and {limit:.3g} is the most that is believed"
-            self.limits.widen(mean, batches)
-        self.limits.learn(mean, batches)
-        doubted = self.doubted_steps.get(lease.step.index)
+            limits.widen(mean, batches)
+        limits.learn(mean, batches)
+        doubted = self._doubted(lease)
         if doubted is not None:
             doubted.accepted[lease.span] = mean
         return ""
@@ -163,10 +167,25 @@ class NormCheck:
 
     def _too_large(self, lease: Lease) -> list[RejectedUpdate]:
         """Return the updates for the same batches that were rejected only for their norm."""
-        doubted = self.doubted_steps.get(lease.step.index) if self.limits.is_auto else None
+        doubted = self._doubted(lease) if self.limits.is_auto else None
         if doubted is None:
             return []
         return [each for each in doubted.rejected if each.span == lease.span and each.norm < math.inf]
+
+    def _doubted(self, lease: Lease) -> _DoubtedStep | None:
+        """Return what was rejected of the step of this lease, if anything was.
+
+        A stretch that was split is forgotten: its first step has its index, but differences are no gradients.
+        """
+        doubted = self.doubted_steps.get(lease.step.index)
+        if doubted is not None and doubted.apart != lease.step.apart:
+            del self.doubted_steps[lease.step.index]
+            return None
+        return doubted
+
+    def is_doubted(self, lease: Lease) -> bool:
+        """Return whether an update for these batches was rejected only because its norm is unusual."""
+        return bool(self._too_large(lease))
 
     def needs_second_node(self, lease: Lease, *, is_alone: bool) -> bool:
         """Return whether one node alone found these batches too large: another may find the same."""
@@ -174,11 +193,14 @@ class NormCheck:
 
     def needs_coordinator(self, lease: Lease, *, is_alone: bool) -> bool:
         """Return whether the coordinator must decide: no other node can, or two nodes disagree."""
+        if lease.step.apart:
+            return False  # the coordinator computes gradients alone; such a stretch is split into steps
         return len({each.node for each in self._too_large(lease)}) >= (1 if is_alone else 2)
 
     def reject(self, lease: Lease, norm: float) -> None:
         """Record that an update was rejected: it is not finite, or too large."""
-        doubted = self.doubted_steps.setdefault(lease.step.index, _DoubtedStep())
+        doubted = self._doubted(lease) or _DoubtedStep(lease.step.apart)
+        self.doubted_steps[lease.step.index] = doubted
         update = RejectedUpdate(lease.node, lease.span, _mean_norm(lease, norm), lease.where)
         doubted.rejected.append(update)
 
@@ -195,8 +217,13 @@ class NormCheck:
 
 
 def _mean_norm(lease: Lease, norm: float) -> float:
-    """Return the norm of the mean gradient of the lease's batches; a step of one lease is one already."""
-    is_whole = lease.step.apart or lease.span.count == lease.step.count
+    """Return the norm of the mean gradient of the lease's batches; a step of one lease is one already.
+
+    For a stretch: that of the mean of its steps.
+    """
+    if lease.step.apart:
+        return norm / lease.span.count
+    is_whole = lease.span.count == lease.step.count
     return norm if is_whole else norm * lease.step.samples / lease.samples
 
 

@@ -32,16 +32,17 @@ class Rollback:
             cancelled.setdefault(lease.node, []).append(lease.id)
         return [ev.CancelLeases(node, leases) for node, leases in cancelled.items()]
 
-    def undo(self, event: ev.Undone) -> list[ev.Effect]:
+    def undo(self, event: ev.Undone, *, goes_on: bool) -> list[ev.Effect]:
         """The learner rolled this step back: open it again, and all steps that were decided after it.
 
-        Returns nothing if that was done before.
+        Returns nothing if that was done before. `goes_on`: the run does, and tries them again.
         """
         undone = self._tally.undo(event.step)
         if not undone:
             return []
         self._leases.rewind(event.step.version)
-        text = f"{event.reason}: it is undone, and its batches are lent again"
+        text = f"step {event.step.version + 1} is undone: {event.reason}"
+        text += "; its batches are lent again" if goes_on else ""
         return [
             ev.Note("undone", text, {"step": event.step.plan.index}),
             *(self.reopen(step.plan, step.version) for step in undone),

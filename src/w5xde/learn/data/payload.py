@@ -17,7 +17,7 @@ from torch import Tensor
 
 from w5xde.errors import JobError, RemoteProtocolError
 from w5xde.learn.model.layout import DTYPES, dtype_name
-from w5xde.messages import Bytes, DictOf, Item, ListOf, TensorAt, TupleOf, Value
+from w5xde.messages import Bytes, DictOf, Item, ListOf, SampleList, TensorAt, TupleOf, Value
 
 # The size of complex128, the largest dtype: torch reads a tensor only from an address that its size divides.
 ALIGNMENT_BYTES = 16
@@ -35,6 +35,8 @@ class Packed:
     item: Item
     pieces: list[memoryview]
     body_bytes: int
+    # For a node that keeps samples: its samples by number; the pieces are those of samples it lacks.
+    listed: SampleList | None = None
 
 
 def pack_batch(samples: int, value: Any) -> Packed:

@@ -81,16 +81,19 @@ class MapSource:
 
     def order(self, epoch: int) -> torch.Tensor:
         """The indices of all samples, in the order in which an epoch reads them."""
-        if epoch not in self._orders:
+        order = self._orders.get(epoch)
+        if order is None:
             generator = torch.Generator().manual_seed(batch_seed(self._seed, epoch, -1))
-            # Late batches of the epoch before may still be lent again.
-            self._orders = {known: order for known, order in self._orders.items() if known >= epoch - 1}
-            self._orders[epoch] = (
+            order = (
                 torch.randperm(self.samples, generator=generator)
                 if self._shuffle
                 else torch.arange(self.samples)
             )
-        return self._orders[epoch]
+            # Late batches of the epoch before may still be lent again. Replaced whole: a thread that reads
+            # batches asks for orders too.
+            kept = {known: each for known, each in self._orders.items() if known >= epoch - 1}
+            self._orders = {**kept, epoch: order}
+        return order
 
     def readers(self, epoch: int) -> Iterator[Callable[[], SizedBatch]]:
         """A function for each batch of an epoch, in order, that reads it."""

@@ -1,22 +1,38 @@
-"""Builds the model and the data of a job, the same in every process. Errors of user code become JobErrors.
+"""Builds the model, the data and the optimizer of a job, the same in every process.
 
-Knows nothing of the run: the caller passes the seed.
+Errors of user code become JobErrors. Knows nothing of the run: the caller passes the seed.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from torch import nn
+from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from w5xde.errors import JobError
 from w5xde.learn.data.sources import Source, open_source
 from w5xde.learn.job.job import Job, describe
 from w5xde.learn.model.seeding import seed_everything
+from w5xde.learn.torch_private import avoid_compiler_import
 
 T = TypeVar("T")
+
+
+class ModelParameters(list[nn.Parameter]):
+    """The argument of `optimizer(params)`: the parameters, and their names for optimizers with groups."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module.parameters())
+        self._module = module
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return self._module.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self._module.named_parameters()
 
 
 def build_model(job: Job, seed: int) -> nn.Module:
@@ -37,6 +53,29 @@ def copy_module(job: Job, module: nn.Module, seed: int) -> nn.Module:
     except Exception:
         # torch cannot copy a module that holds results of arithmetic (old weight_norm does).
         return build_model(job, seed)
+
+
+def build_optimizer(job: Job, module: nn.Module) -> Optimizer:
+    """The optimizer that `optimizer(params)` returns for this module."""
+    avoid_compiler_import()
+    parameters = ModelParameters(module)
+    optimizer = call_for(Optimizer, "torch.optim.Optimizer", "optimizer()", job.optimizer, parameters)
+    if isinstance(optimizer, (LBFGS, SparseAdam)):
+        raise JobError(
+            f"{type(optimizer).__name__} cannot be used here",
+            code="W5-227",
+            why="it needs to evaluate the loss again, or sparse gradients, inside its step",
+            fix="use an optimizer whose step() takes the gradients as they are (SGD, Adam, AdamW, …)",
+        )
+    own = {id(parameter) for parameter in module.parameters()}
+    for group in optimizer.param_groups:
+        if any(id(parameter) not in own for parameter in group["params"]):
+            raise JobError(
+                "the optimizer holds parameters that are not the model's",
+                code="W5-227",
+                fix="build it from the parameters it is given:  optimizer=lambda params: SGD(params, lr=…)",
+            )
+    return optimizer
 
 
 def build_source(job: Job, seed: int, batch_size: int, shuffle: bool) -> Source:

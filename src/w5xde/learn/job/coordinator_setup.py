@@ -5,45 +5,39 @@ Knows nothing of nodes, sockets or threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import gc
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from w5xde.config import Settings
 from w5xde.errors import JobError
+from w5xde.learn.data.samples import SampleFormat
 from w5xde.learn.data.sources import MapSource, Source
-from w5xde.learn.job.build import build_model, build_source, call_for, copy_module
+from w5xde.learn.job.build import build_model, build_optimizer, build_source, call_for, copy_module
+from w5xde.learn.job.cacheable import sample_format
 from w5xde.learn.job.first_batch import Trial, refuse_unsavable, try_first_batch
 from w5xde.learn.job.job import Job, describe
 from w5xde.learn.model import layout as layouts
 from w5xde.learn.model.digest import same_bits
 from w5xde.learn.model.layout import FlatModel
+from w5xde.learn.model.route import VectorRoute
 from w5xde.learn.model.seeding import as_before
+from w5xde.learn.model.state_memory import StatePlace
+from w5xde.learn.step import flat_steps
+from w5xde.learn.step.batch_scaling import BatchScaling, require_kept, scale_for_batch
 from w5xde.learn.step.learner import Learner
+from w5xde.learn.step.rates import require_rates
 from w5xde.learn.step.robust_mean import RobustSums
 from w5xde.learn.step.sums import StepSums, TreeSums
-from w5xde.learn.torch_private import avoid_compiler_import
 from w5xde.learn.train.trainer import Trainer
 from w5xde.learn.trust.canary import ExpectedCanary, NoCanary
 from w5xde.messages import STILL, TRAINED, Rules
-
-
-class ModelParameters(list[nn.Parameter]):
-    """The argument of `optimizer(params)`: the parameters, and their names for optimizers with groups."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module.parameters())
-        self._module = module
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        return self._module.parameters()
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return self._module.named_parameters()
 
 
 @dataclass(slots=True)
@@ -65,15 +59,24 @@ class Prepared:
     batch_seconds: float
     # The norm of the first batch's gradient on the initial weights.
     own_norm: float
+    # How far an optimizer step with that gradient moves the parameters; 0 if unknown, and in sync mode.
+    own_step_norm: float
     # The batch that a node computes before it gets a lease; or why there is none, if the user must know.
     canary: ExpectedCanary | None
     canary_trouble: str
     # Puts the updates of a step together: the sum, or with --robust the robust mean.
     sums: StepSums
+    # The form of the samples that nodes keep; None: every batch is sent whole.
+    samples: SampleFormat | None = None
+    # What --scale-for-batch changed in the optimizer.
+    scaling: BatchScaling | None = None
 
 
-def prepare(job: Job, settings: Settings) -> Prepared:
-    """Build model, data and optimizer, and try the first batch."""
+def prepare(job: Job, settings: Settings, place_state: StatePlace = lambda vector, whole: None) -> Prepared:
+    """Build model, data and optimizer, and try the first batch.
+
+    `place_state` may give memory for the state of the model, by the bytes of a vector and of the state.
+    """
     module = build_model(job, settings.seed)
     source = build_source(job, settings.seed, settings.batch_size, settings.shuffle)
     if settings.data == "local" and not isinstance(source, MapSource):
@@ -84,19 +87,31 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         )
     # Refuse what no batch can make right (lazy, sparse, nothing to train) before the first batch runs.
     refuse_unsavable(layouts.describe(module, set()))
-    trial = try_first_batch(job, copy_module(job, module, settings.seed), source, settings)
+    tried = copy_module(job, module, settings.seed)
+    trial = try_first_batch(job, tried, source, settings)
+    own_step_norm = _first_step_norm(job, tried) if settings.mode == "async" else 0.0
+    del tried
     layout = layouts.describe(module, layouts.moving_buffers(module, trial.changed))
-    rules = _rules(settings, source, trial)
+    samples = sample_format(source, settings)
+    rules = _rules(settings, source, trial, samples)
     canary, trouble = None, ""
     if settings.canary:
         # First, while nothing else of the size of the model is in memory.
         copy = FlatModel(copy_module(job, module, settings.seed), layout)
         canary, trouble = _expect(job, copy, rules, source, trial)
+        is_large = VectorRoute(copy.blueprint.moving_bytes).is_large
         del copy
-    flat = FlatModel(module, layout)
-    avoid_compiler_import()
-    optimizer = _build_optimizer(job, module)
+        if is_large:
+            # Its parts refer to each other: without this its memory would stay for a long time.
+            gc.collect()
+    flat = FlatModel(module, layout, place=place_state)
+    optimizer = build_optimizer(job, module)
+    scaling = scale_for_batch(optimizer, settings.step_batches) if settings.scale_for_batch else None
+    if settings.mode == "async" and settings.delay_correction:
+        require_rates(optimizer)
     scheduler = _build_scheduler(job, optimizer)
+    if scaling is not None:
+        require_kept(optimizer, scaling)
 
     def copy_model() -> nn.Module:
         return copy_module(job, module, settings.seed)
@@ -118,29 +133,32 @@ def prepare(job: Job, settings: Settings) -> Prepared:
         read_seconds=trial.read_seconds,
         batch_seconds=trial.batch_seconds,
         own_norm=trial.gradient_norm,
+        own_step_norm=own_step_norm,
         canary=canary,
         canary_trouble=trouble,
         sums=RobustSums(flat.blueprint, learner.gauge, rule)
         if rule is not None
         else TreeSums(flat.blueprint, learner.gauge),
+        samples=samples,
+        scaling=scaling,
     )
 
 
-def _rules(settings: Settings, source: Source, trial: Trial) -> Rules:
+def _rules(settings: Settings, source: Source, trial: Trial, samples: SampleFormat | None) -> Rules:
+    is_named = isinstance(source, MapSource) and (settings.data == "local" or samples is not None)
     return Rules(
         mode=settings.mode,
         seed=settings.seed,
         precision=settings.precision,
         threads=settings.threads,
-        data=settings.data,
+        data="local" if settings.data == "local" else "cached" if samples is not None else "stream",
         compress=settings.directions.up,
         recording=settings.recording,
         seeds_python=trial.draws_python,
         seeds_numpy=trial.draws_numpy,
         data_samples=source.samples or 0,
-        data_digest=source.fingerprint()
-        if settings.data == "local" and isinstance(source, MapSource)
-        else "",
+        data_digest=source.fingerprint() if is_named and isinstance(source, MapSource) else "",
+        sample_bytes=samples.sample_bytes if samples is not None else 0,
     )
 
 
@@ -168,25 +186,16 @@ def _require_same_buffers(flat: FlatModel, other: nn.Module) -> None:
             raise NoCanary(f"model() makes buffer {entry.name} another one each time")
 
 
-def _build_optimizer(job: Job, module: nn.Module) -> Optimizer:
-    parameters = ModelParameters(module)
-    optimizer = call_for(Optimizer, "torch.optim.Optimizer", "optimizer()", job.optimizer, parameters)
-    if isinstance(optimizer, (LBFGS, SparseAdam)):
-        raise JobError(
-            f"{type(optimizer).__name__} cannot be used here",
-            code="W5-227",
-            why="it needs to evaluate the loss again, or sparse gradients, inside its step",
-            fix="use an optimizer whose step() takes the gradients as they are (SGD, Adam, AdamW, …)",
-        )
-    own = {id(parameter) for parameter in module.parameters()}
-    for group in optimizer.param_groups:
-        if any(id(parameter) not in own for parameter in group["params"]):
-            raise JobError(
-                "the optimizer holds parameters that are not the model's",
-                code="W5-227",
-                fix="build it from the parameters it is given:  optimizer=lambda params: SGD(params, lr=…)",
-            )
-    return optimizer
+def _first_step_norm(job: Job, module: nn.Module) -> float:
+    """How far an optimizer step moves the parameters of a model that has gradients; 0 if it fails."""
+    before = [parameter.detach().clone() for parameter in module.parameters()]
+    try:
+        flat_steps.step(build_optimizer(job, module))
+    except Exception:
+        return 0.0  # the learner's own first step will say why
+    with torch.no_grad():
+        moved = [now - old for now, old in zip(module.parameters(), before, strict=True)]
+        return math.hypot(*(float(torch.linalg.vector_norm(each)) for each in moved))
 
 
 def _build_scheduler(job: Job, optimizer: Optimizer) -> LRScheduler | None:

@@ -5,8 +5,10 @@ Knows no sockets: it gets the welcome, and the caller sends the answer.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -14,18 +16,30 @@ from w5xde.compression import AUTO, AUTO_LOSSY
 from w5xde.errors import JoinError, RemoteProtocolError
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.data.sources import MapSource
-from w5xde.learn.job.build import build_model, build_source
+from w5xde.learn.job.build import build_model, build_optimizer, build_source
 from w5xde.learn.job.job import Job
 from w5xde.learn.model import layout as layouts
 from w5xde.learn.model.device import core_count, use_threads
 from w5xde.learn.model.layout import FlatModel
+from w5xde.learn.model.route import VectorRoute
 from w5xde.learn.model.seeding import as_before
+from w5xde.learn.model.state_memory import StateView
+from w5xde.learn.step.local_steps import LocalSteps
 from w5xde.learn.train.trainer import Trainer
+from w5xde.learn.train.vectors import Slots
 from w5xde.learn.trust.canary import CanaryAnswer, compute_canary
 from w5xde.messages import MOVING, Rules, Welcome
 
 # More threads than cores are slow; this many more are a mistake or an attack. Any machine can run a few.
 THREADS_PER_CORE_MAX, THREADS_MAX = 4, 64
+
+
+class CoordinatorMemory(Slots, Protocol):
+    """Memory that a local node shares with its coordinator."""
+
+    @property
+    def state(self) -> StateView | None:
+        """The state of the coordinator's model; None: parameters are sent."""
 
 
 @dataclass(slots=True)
@@ -37,8 +51,18 @@ class NodeParts:
     layout_digest: str
     welcome: Welcome
     make_trainer: Callable[[], Trainer]
+    make_local_steps: Callable[[], LocalSteps]
     # The answer to the canary of this connection, if it has one.
     proof: CanaryAnswer | None = None
+    # Made when they are first needed: few nodes make steps of their own.
+    _local_steps: LocalSteps | None = None
+
+    @property
+    def local_steps(self) -> LocalSteps:
+        """The node's own optimizer."""
+        if self._local_steps is None:
+            self._local_steps = self.make_local_steps()
+        return self._local_steps
 
     def prove(self, welcome: Welcome, body: bytearray | memoryview) -> None:
         """Compute the canary of a welcome on a new model.
@@ -50,14 +74,24 @@ class NodeParts:
             with as_before():
                 trainer = self.make_trainer()
             self.proof = compute_canary(trainer, welcome.canary, body)
+            is_large = VectorRoute(trainer.blueprint.moving_bytes).is_large
+            del trainer
+            if is_large:
+                # Its parts refer to each other: without this its memory would stay for a long time.
+                gc.collect()
 
     def fits(self, welcome: Welcome) -> bool:
         """Whether these parts fit the welcome of another connection."""
         return self.welcome.layout == welcome.layout and self.welcome.rules == welcome.rules
 
 
-def prepare_node(job: Job, welcome: Welcome, device: torch.device) -> NodeParts:
-    """Build model and data; JoinError if they differ from those of the coordinator."""
+def prepare_node(
+    job: Job, welcome: Welcome, device: torch.device, share: CoordinatorMemory | None = None
+) -> NodeParts:
+    """Build model and data; JoinError if they differ from those of the coordinator.
+
+    `share` is memory that this node shares with the coordinator.
+    """
     rules = welcome.rules
     _require_sane(rules)
     use_threads(rules.threads)
@@ -75,12 +109,16 @@ def prepare_node(job: Job, welcome: Welcome, device: torch.device) -> NodeParts:
         )
     source = _own_source(job, rules) if rules.data == "local" else None
 
-    def trainer_of(module: torch.nn.Module) -> Trainer:
-        return Trainer(job, FlatModel(module, layout, device), rules, device)
+    def make_trainer() -> Trainer:
+        return Trainer(job, FlatModel(build_model(job, rules.seed), layout, device), rules, device)
 
-    return NodeParts(
-        trainer_of(module), source, digest, welcome, lambda: trainer_of(build_model(job, rules.seed))
-    )
+    flat = FlatModel(module, layout, device, view=share.state if share is not None else None)
+    trainer = Trainer(job, flat, rules, device, share)
+
+    def make_local_steps() -> LocalSteps:
+        return LocalSteps(flat, trainer, lambda: build_optimizer(job, module))
+
+    return NodeParts(trainer, source, digest, welcome, make_trainer, make_local_steps)
 
 
 def _require_sane(rules: Rules) -> None:

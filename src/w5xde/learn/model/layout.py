@@ -21,6 +21,8 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from w5xde.errors import JobError
 from w5xde.learn.model.digest import same_bits
+from w5xde.learn.model.route import VectorRoute
+from w5xde.learn.model.state_memory import StatePlace, StateView
 from w5xde.messages import FROZEN, MOVING, NAME_CHARACTERS_MAX, STILL, TRAINED, Entry, Layout, Role
 
 # A cache line: no two groups share one.
@@ -104,6 +106,16 @@ class Blueprint:
         """Typed views of the groups of the moving part; of one vector, or of many that are rows."""
         return [group.values_in(raw) for group in self.moving_groups]
 
+    def entries_in(self, raw: Tensor, entries: Sequence[int]) -> list[Tensor]:
+        """Views of these entries in the bytes of a vector or of a state, each with its dtype and shape."""
+        views = []
+        for i in entries:
+            entry, offset = self.layout.entries[i], self.offsets[i]
+            dtype = DTYPES[entry.dtype]
+            count = math.prod(entry.shape) * dtype.itemsize
+            views.append(raw[offset : offset + count].view(dtype).view(entry.shape))
+        return views
+
     def vectors(self, body: bytearray | memoryview, count: int) -> list[Vector]:
         """The vectors that lie one behind the other in these bytes, without copying them."""
         rows = (
@@ -115,7 +127,12 @@ class Blueprint:
         return [Vector(raw, [part[i] for part in parts]) for i, raw in enumerate(rows.unbind(0))]
 
     def new_vector(self, device: torch.device | str = "cpu") -> Vector:
-        return Vector.over(torch.empty(self.moving_bytes, dtype=torch.uint8, device=device), self)
+        """A vector with any values; its padding is zero."""
+        raw = torch.empty(self.moving_bytes, dtype=torch.uint8, device=device)
+        for group in self.moving_groups:
+            # Never send what was in this memory before.
+            raw[group.end : aligned(group.end)] = 0
+        return Vector.over(raw, self)
 
 
 def differences(ours: Layout, theirs: Layout) -> list[str]:
@@ -170,67 +187,6 @@ class Vector:
     def is_same(self, other: Vector) -> bool:
         """Whether both hold the same bits; padding between the parts does not count."""
         return all(map(same_bits, self.parts, other.parts))
-
-
-class Row(Vector):
-    """A vector that is one row of a block."""
-
-    __slots__ = ("block", "number")
-
-    def __init__(self, raw: Tensor, parts: list[Tensor], block: Block, number: int) -> None:
-        super().__init__(raw, parts)
-        self.block = block
-        self.number = number
-
-    @property
-    def place(self) -> tuple[Block, int]:
-        return self.block, self.number
-
-
-class Block:
-    """Vectors in one piece of CPU memory. The block can be reused when all rows that it gave out are back."""
-
-    def __init__(self, blueprint: Blueprint, count: int) -> None:
-        raw = torch.zeros(count, blueprint.moving_bytes, dtype=torch.uint8)
-        # One tensor for each part, with a row for each vector.
-        self.parts = blueprint.parts(raw)
-        self.rows = [Row(raw[i], [part[i] for part in self.parts], self, i) for i in range(count)]
-        self._memory = raw.view(-1).numpy().data
-        self._row_bytes = blueprint.moving_bytes
-        self._given = 0
-        # Another thread may take rows back, so this only grows until `give` clears it.
-        self._returned: list[int] = []
-
-    def give(self, count: int) -> list[Row]:
-        self._returned.clear()
-        self._given = count
-        return self.rows[:count]
-
-    def take_back(self, row: Row) -> None:
-        self._returned.append(row.number)
-
-    @property
-    def is_free(self) -> bool:
-        return len(self._returned) == self._given
-
-    def memory(self, start: int, stop: int) -> memoryview:
-        return self._memory[start * self._row_bytes : stop * self._row_bytes]
-
-
-def memory_of(vectors: Sequence[Vector]) -> list[memoryview]:
-    """The bytes of all vectors, in order; neighbouring rows of one block are one piece."""
-    pieces: list[memoryview] = []
-    rows: list[Row] = []
-    for at, vector in enumerate(vectors):
-        following = vectors[at + 1] if at + 1 < len(vectors) else None
-        if not isinstance(vector, Row):
-            pieces.append(vector.memory)
-            continue
-        rows.append(vector)
-        if not isinstance(following, Row) or following.place != (vector.block, vector.number + 1):
-            pieces.append(vector.block.memory(rows[0].number, vector.number + 1))
-            rows.clear()
-    return pieces
 
 
 def moving_buffers(module: torch.nn.Module, changed: set[str]) -> set[str]:
@@ -302,15 +258,35 @@ def describe(module: torch.nn.Module, moving: set[str]) -> Layout:
 class FlatModel:
     """A module bound to one flat buffer: writing to either changes the other."""
 
-    def __init__(self, module: torch.nn.Module, layout: Layout, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        layout: Layout,
+        device: torch.device | str = "cpu",
+        *,
+        place: StatePlace = lambda vector_bytes, whole_bytes: None,
+        view: StateView | None = None,
+    ) -> None:
+        """The state lies in memory that `place` gives; or it is a `view`, which has its own values."""
         self.module = module.to(device)
         self.blueprint = Blueprint(layout)
-        self.state = torch.zeros(self.blueprint.whole_bytes, dtype=torch.uint8, device=device)
+        count = self.blueprint.whole_bytes
+        is_here = torch.device(device).type == "cpu"
+        is_fit = view is not None and is_here and len(view.memory) >= count
+        self._view = view if is_fit and VectorRoute(self.blueprint.moving_bytes).is_viewed else None
+        memory = self._view.memory if self._view is not None else place(self.blueprint.moving_bytes, count)
+        self.state = (
+            torch.frombuffer(memory, dtype=torch.uint8, count=count)
+            if memory is not None
+            else torch.zeros(count, dtype=torch.uint8, device=device)
+        )
+        # The memory in which the state should lie, because others look there.
+        self._home = self.state if memory is not None else None
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         # Only tensors that move into the flat buffer; caches keep their memory.
         _refuse_overlaps({entry.name: tensors[entry.name] for entry in layout.entries})
         self.tensors: list[Tensor] = [tensors[entry.name] for entry in layout.entries]
-        self._bind(fill=True)
+        self._bind(fill=self._view is None)
 
     def _bind(self, *, fill: bool = False) -> None:
         """Make every parameter and buffer a view of the state; `fill` copies their values there first."""
@@ -340,7 +316,11 @@ class FlatModel:
         if len(raw) != count:
             raise ValueError(f"{len(raw)} bytes of parameters where {count} were expected")
         if count and not in_place:
-            self.state[:count].copy_(torch.frombuffer(raw, dtype=torch.uint8))
+            given = torch.frombuffer(raw, dtype=torch.uint8)
+            if self._view is not None and given.data_ptr() == self.state.data_ptr():
+                self._view.follow()
+            else:
+                self.state[:count].copy_(given)
         self.reclaim()
 
     def place(self, entry: int) -> Tensor:
@@ -373,10 +353,26 @@ class FlatModel:
         """A copy of the parameters and buffers."""
         return self.state[: self.byte_count(whole=whole)].to("cpu", copy=True).numpy().data
 
+    @property
+    def is_view(self) -> bool:
+        """Whether the state is that of another process, which may change it at any time."""
+        return self._view is not None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the state had to leave the memory in which others look for it."""
+        return self._home is not None and self.state is not self._home
+
     def move(self) -> None:
         """Continue with a copy of the state, and leave the old memory to its readers."""
         self.state = self.state.clone()
         self._bind()
+
+    def return_home(self) -> None:
+        """Continue in the memory in which others look for the state."""
+        if self._home is not None:
+            self.state = self._home.copy_(self.state)
+            self._bind()
 
 
 def _refuse_overlaps(tensors: dict[str, Tensor]) -> None:

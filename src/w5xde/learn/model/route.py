@@ -7,36 +7,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Up to this size the learner works on the event loop: handing a vector to a thread would cost more.
-INLINE_BYTES_MAX = 256 * 1024
-# From this size on a copy of a vector costs more than a system call, and the allocator asks the system for
-# memory each time.
+# From this size on a copy of a vector costs more than a system call. Below it the learner works on the event
+# loop: handing a vector to a thread and back would cost more than most steps.
 LARGE_BYTES_MIN = 1024 * 1024
+# From this size on memory is used again: the allocator gives a freed block of this size back to the system,
+# which fills a new one with zeros, page by page.
+REUSED_BYTES_MIN = 64 * 1024
 # From this size on a checkpoint is written from the learner's own memory, and the next step waits for that:
 # a copy of parameters and optimizer state would take as long, and as much memory again. Below it a copy is
 # cheap, and then no step waits for the disk.
 SAVED_IN_PLACE_BYTES_MIN = 16 * 1024 * 1024
+# From this size on a local node reads the parameters where the coordinator has them. Smaller ones it copies:
+# that takes 2 ms at most, and recorded batches, which only small models have, need weights that stand still.
+VIEWED_BYTES_MIN = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class VectorRoute:
     """Which way vectors of this many bytes go.
 
-    *Inline* (small): the learner runs on the event loop. *Threaded*: it runs on a thread of its own.
-    *Large*: also on a thread, and in addition the vectors of updates enter one at a time, are checked while
-    they arrive, and are used where they arrived; a node holds one lease; the learner keeps no copy of its
-    state to roll a step back.
+    *Inline* (small): the learner runs on the event loop. *Large*: it runs on a thread of its own, the vectors
+    of updates enter one at a time and are checked while they arrive, a node holds one lease, and the learner
+    makes no copy of its state to roll a step back.
     """
 
     vector_bytes: int
 
     @property
-    def is_inline(self) -> bool:
-        return self.vector_bytes <= INLINE_BYTES_MAX
-
-    @property
     def is_large(self) -> bool:
         return is_large(self.vector_bytes)
+
+    @property
+    def is_viewed(self) -> bool:
+        return self.vector_bytes >= VIEWED_BYTES_MIN
 
     @property
     def is_saved_in_place(self) -> bool:

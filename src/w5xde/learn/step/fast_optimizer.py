@@ -1,157 +1,170 @@
-"""Optimizer steps without the Python around them, and without importing torch's compiler.
+"""The optimizer's step on the flat model: few calls instead of many for each parameter, with the same bits.
 
-For a small model most of `optimizer.step()` is Python around one kernel (profiling, grouping, checks): 90 of
-110 microseconds with fused Adam. Here the same kernels are called with the same arguments, for a few of
-torch's optimizers; every other one, and one with hooks, steps as usual. Bits are the same. Knows nothing of
-batches: the learner puts gradients into the parameters, or passes them in.
+Most of `optimizer.step()` is Python around kernels, for each parameter again. The optimizers in
+`ELEMENT_WISE` compute each number from its own gradient and state alone, and torch computes it alike wherever
+it lies in a tensor, so they step long pieces of the flat vector instead of parameters. Only torch's fused
+kernels round the last numbers of a tensor differently: these are called for each parameter, but directly.
+Every other optimizer, and one with hooks, steps as usual. Knows nothing of batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
-
-from w5xde.learn.torch_private import (
-    add_scaled,
-    compiler_is_loaded,
-    fused_adam,
-    has_own_step,
-    step_uncompiled,
+from torch.optim import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+    Rprop,
 )
 
+from w5xde.learn.model.layout import FlatModel
+from w5xde.learn.step.flat_steps import (
+    COUNTERS,
+    FlatPlace,
+    FusedSteps,
+    PieceSteps,
+    PlacedParameter,
+    are_in_place,
+    is_like,
+    is_plain,
+    step,
+)
+from w5xde.learn.torch_private import has_own_step
 
-def is_torchs(optimizer: Optimizer) -> bool:
-    """Whether torch defines its class: then we know its state, which never holds infinities."""
-    return type(optimizer).__module__.startswith("torch.optim.")
-
-
-def step(optimizer: Optimizer) -> None:
-    """`optimizer.step()`; for torch's own optimizers without importing the compiler."""
-    if is_torchs(optimizer) and not has_own_step(optimizer) and not compiler_is_loaded():
-        step_uncompiled(optimizer)
-        return
-    # With gradients enabled, as in a training loop: an optimizer that is not torch's may compute some.
-    with torch.enable_grad():
-        optimizer.step()
-
-
-class _KnownGroup(NamedTuple):
-    """One of the optimizer's groups: its tensors by their part in a step, each a row of numbers."""
-
-    rows: dict[str, list[Tensor]]
-    # Which of the trained parameters these are.
-    numbers: list[int]
+ELEMENT_WISE = (SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax, NAdam, RAdam, Rprop)
 
 
 class Stepper:
-    """Steps one optimizer, quickly where that is possible."""
+    """Steps the optimizer of a flat model, on flat memory where that gives the same bits."""
 
-    def __init__(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
-        """`parameters` are those that are trained, in the order in which `step_with` gets their gradients."""
+    def __init__(self, optimizer: Optimizer, flat: FlatModel) -> None:
         self._optimizer = optimizer
-        self._parameters = parameters
-        self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
-        # For each of the optimizer's groups; None: it steps as usual.
-        self._groups: list[_KnownGroup] | None = None
+        self._flat = flat
+        blueprint = flat.blueprint
+        self._places: dict[int, FlatPlace] = {}
+        for part, group in enumerate(blueprint.moving_groups):
+            for entry in group.entries:
+                tensor = flat.tensors[entry]
+                start = (blueprint.offsets[entry] - group.start) // group.dtype.itemsize
+                self._places[id(tensor)] = FlatPlace(part, start, start + tensor.numel())
+        self._parameters = [(entry, flat.tensors[entry]) for entry in blueprint.trained]
+        # The optimizer's state in the layout of the flat vector, by part and name.
+        self._kept: dict[tuple[int, str], Tensor] = {}
+        # None: the next step is made as usual.
+        self._steps: FusedSteps | PieceSteps | None = None
+        self._absent: frozenset[int] | None = None
 
     @property
     def tensors(self) -> object:
         """The same object as before if the next step works on the same tensors; None if that is unknown."""
-        return self._groups
+        return self._steps
 
-    def step(self) -> bool:
-        """One step with the parameters' gradients; returns whether the parameters surely stayed in place."""
-        gradients = [parameter.grad for parameter in self._parameters]
-        rows = [each.reshape(-1) for each in gradients if each is not None and each.layout is torch.strided]
-        if len(rows) == len(gradients) and self.is_known():
-            self.step_with(rows)
+    def step(
+        self, gradients: Sequence[Tensor], absent: frozenset[int] = frozenset(), *, is_next: bool = False
+    ) -> bool:
+        """One step with the gradients in these parts of a vector; entries in `absent` have none.
+
+        `is_next`: no other code ran since the last step. Returns whether the parameters surely stayed in
+        place.
+        """
+        steps = self._steps
+        if steps is not None and absent == self._absent and (is_next or steps.are_valid()):
+            steps.make(gradients)
             return True
-        self._split_counters()
-        # The first step makes the state, and tells the schedule that there was one.
-        step(self._optimizer)
-        self._groups = self._find_groups()
+        self._step_as_usual(gradients, absent)
         return False
 
-    def is_known(self) -> bool:
-        """Whether `step_with` may be called: no code changed the optimizer or moved a parameter since."""
-        optimizer, groups = self._optimizer, self._groups
-        if groups is None or len(groups) != len(optimizer.param_groups) or has_own_step(optimizer):
-            return False
-        for group, (rows, numbers) in zip(optimizer.param_groups, groups, strict=True):
-            if not self._is_plain(group) or len(group["params"]) != len(numbers):
-                return False
-            if any(
-                row.data_ptr() != p.data_ptr() for row, p in zip(rows["params"], group["params"], strict=True)
-            ):
-                return False
-            last = optimizer.state.get(group["params"][-1], {})
-            if "steps" in rows and last.get("step") is not rows["steps"][0]:
-                return False
-        return True
+    def forget(self) -> None:
+        """Make the next step as usual: the optimizer's state was restored, and is all that counts."""
+        if type(self._optimizer) in ELEMENT_WISE:
+            # The restored state may have counters that several parameters shared.
+            self._split_counters()
+        self._steps = self._absent = None
 
-    def step_with(self, gradients: Sequence[Tensor]) -> None:
-        """One step with these gradients, each a row of numbers; those of the parameters stay as they are."""
-        for group, (rows, numbers) in zip(self._optimizer.param_groups, self._groups or (), strict=True):
-            chosen = [gradients[number] for number in numbers]
-            if type(self._optimizer) is SGD:
-                add_scaled(rows["params"], chosen, -group["lr"])
-                continue
-            # Numpy counts in a fifth of the time; it is the same memory.
-            count = rows["steps"][0].numpy()
-            count += 1
-            tensors = rows["params"], chosen, rows["exp_avg"], rows["exp_avg_sq"], rows["steps"]
-            is_decoupled = group.get("decoupled_weight_decay", type(self._optimizer) is AdamW)
-            fused_adam(*tensors, is_decoupled=is_decoupled, group=group)
+    @contextmanager
+    def gradients_given(self, gradients: Sequence[Tensor], absent: frozenset[int]) -> Iterator[None]:
+        """Let each parameter have its gradient in these parts of a vector, whose memory is not ours."""
+        for entry, parameter in self._parameters:
+            place = self._places[id(parameter)]
+            parameter.grad = None if entry in absent else place.of(gradients).view(parameter.shape)
+        try:
+            yield
+        finally:
+            for _, parameter in self._parameters:
+                parameter.grad = None
 
-    def _is_plain(self, group: dict[str, Any]) -> bool:
-        """Whether we know how to step a group with these options."""
-        if not isinstance(group["lr"], float):
-            return False
-        if type(self._optimizer) is SGD:
-            names = ("momentum", "weight_decay", "maximize", "fused", "differentiable")
-            return not any(group[name] for name in names)
-        betas = group["betas"]
-        is_fused = group["fused"] and not group["amsgrad"] and not group["capturable"]
-        return is_fused and not isinstance(betas[0], Tensor) and not isinstance(betas[1], Tensor)
-
-    def _find_groups(self) -> list[_KnownGroup] | None:
-        """The tensors that a step of this optimizer works on; None if we do not know how it steps."""
-        optimizer = self._optimizer
-        if type(optimizer) not in (SGD, Adam, AdamW) or has_own_step(optimizer):
-            return None
-        groups = []
-        for group in optimizer.param_groups:
-            parameters: list[Tensor] = group["params"]
-            if not self._is_plain(group) or not all(map(self._is_ordinary, parameters)):
-                return None
-            if len({(each.dtype, each.device) for each in parameters}) != 1:
-                return None
-            rows = {"params": [each.detach().view(-1) for each in parameters]}
-            if type(optimizer) is not SGD:
-                state = [optimizer.state[each] for each in parameters]
-                if len({each["step"].item() for each in state}) != 1:
-                    return None
-                # All have made the same number of steps, so one counter serves them all and is advanced by
-                # one call.
-                for each in state:
-                    each["step"] = state[0]["step"]
-                rows["steps"] = [each["step"] for each in state]
-                for name in ("exp_avg", "exp_avg_sq"):
-                    rows[name] = [each[name].view(-1) for each in state]
-            groups.append(_KnownGroup(rows, [self._numbers[id(each)] for each in parameters]))
-        return groups
-
-    def _is_ordinary(self, parameter: Tensor) -> bool:
-        gradient = parameter.grad
-        has_rows = id(parameter) in self._numbers and parameter.is_contiguous() and not parameter.is_complex()
-        return has_rows and gradient is not None and not gradient.is_sparse
+    def _step_as_usual(self, gradients: Sequence[Tensor], absent: frozenset[int]) -> None:
+        if self._steps is not None:
+            self._split_counters()
+        with self.gradients_given(gradients, absent):
+            # The first step makes the state, and tells the schedule that there was one.
+            step(self._optimizer)
+        # If other parameters lack a gradient at each step, looking for a better way each time would not pay.
+        is_steady = self._absent is None or absent == self._absent
+        self._steps = self._find_steps(absent) if is_steady else None
+        self._absent = absent
 
     def _split_counters(self) -> None:
         """Give every parameter its own counter again: the optimizer's own step advances each."""
-        for state in self._optimizer.state.values() if self._groups is not None else ():
-            if "step" in state:
-                state["step"] = state["step"].clone()
+        for state in self._optimizer.state.values():
+            for name in COUNTERS:
+                if isinstance(state.get(name), Tensor):
+                    state[name] = state[name].clone()
+
+    def _find_steps(self, absent: frozenset[int]) -> FusedSteps | PieceSteps | None:
+        """How to make the next steps; None if we do not know how this optimizer steps."""
+        optimizer = self._optimizer
+        if type(optimizer) not in ELEMENT_WISE or has_own_step(optimizer):
+            return None
+        if self._flat.state.device.type != "cpu" or not are_in_place(self._flat):
+            return None
+        without = {id(self._flat.tensors[entry]) for entry in absent}
+        groups: list[list[PlacedParameter]] = []
+        for group in optimizer.param_groups:
+            if not is_plain(group):
+                return None
+            chosen = [each for each in group["params"] if id(each) not in without]
+            if any(id(each) not in self._places or each.is_complex() for each in chosen):
+                return None
+            groups.append([PlacedParameter(each, self._places[id(each)]) for each in chosen])
+        if all(group.get("fused") for group in optimizer.param_groups):
+            return FusedSteps.find(optimizer, self._flat, groups)
+        if any(group.get("fused") for group in optimizer.param_groups) or not self._gather_state(groups):
+            return None
+        return PieceSteps(optimizer, self._flat, groups, self._kept)
+
+    def _gather_state(self, groups: list[list[PlacedParameter]]) -> bool:
+        """Let all state of these parameters lie as the parameters do; False if some of it cannot.
+
+        Each tensor is replaced by a view at once, so that at most one of them exists twice.
+        """
+        state, parts = self._optimizer.state, self._flat.moving.parts
+        members = [member for group in groups for member in group]
+        for parameter, _ in members:
+            for name, value in state.get(parameter, {}).items():
+                is_counter = name in COUNTERS and isinstance(value, Tensor) and value.dim() == 0
+                if value is not None and not is_counter and not is_like(value, parameter):
+                    return False
+        for parameter, place in members:
+            kept = state.get(parameter, {})
+            for name in [name for name, value in kept.items() if value is not None]:
+                if name in COUNTERS:
+                    continue
+                if (place.part, name) not in self._kept:
+                    self._kept[place.part, name] = torch.empty_like(parts[place.part])
+                view = self._kept[place.part, name][place.start : place.stop].view(parameter.shape)
+                if view.data_ptr() != kept[name].data_ptr():
+                    view.copy_(kept[name])
+                    kept[name] = view
+        return True

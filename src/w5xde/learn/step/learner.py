@@ -6,25 +6,23 @@ Only one thread uses it at a time. Knows no nodes and no leases, and does not ad
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from w5xde.learn.model.digest import weights_sha256
 from w5xde.learn.model.layout import FlatModel, Vector
 from w5xde.learn.model.route import VectorRoute
-from w5xde.learn.step import fast_optimizer
+from w5xde.learn.step.bounds import StateBounds
 from w5xde.learn.step.fast_optimizer import Stepper
 from w5xde.learn.step.finite import Gauge, can_hold_nan, is_finite
+from w5xde.learn.step.flat_steps import is_torchs
+from w5xde.learn.step.rates import scaled_rates
 from w5xde.learn.step.rollback import Undo
-from w5xde.learn.step.sums import TAME_NORM, Contribution, StepNotFinite, Total
+from w5xde.learn.step.sums import Contribution, StepNotFinite, Total
 from w5xde.messages import MOVING, TRAINED
-
-# Optimizers that keep only means of the gradient and of its square: their state stays finite as long as the
-# norm of the gradient is below TAME_NORM.
-_AVERAGING_OPTIMIZERS = (SGD, Adam, AdamW)
 
 
 class _Readers:
@@ -32,6 +30,10 @@ class _Readers:
 
     def __init__(self) -> None:
         self.begun = self.done = 0
+
+    @property
+    def are_there(self) -> bool:
+        return self.begun != self.done
 
 
 class Learner:
@@ -52,47 +54,31 @@ class Learner:
         self._blueprint = flat.blueprint
         self.route = VectorRoute(flat.blueprint.moving_bytes)
         self._parameters = [flat.tensors[i] for i in self._blueprint.trained]
-        # The gradients of a small model are copied into memory of their own, so that the optimizer always
-        # finds them there. Those of a large model are used where they arrived: a copy would take as long as a
-        # step.
         self._is_large = self.route.is_large
-        self._gradient = None if self._is_large else self._blueprint.new_vector()
         self.gauge = Gauge(self._blueprint)
-        self._gradients = [] if self._gradient is None else self._views(self._gradient)
-        self._stepper = Stepper(optimizer, self._parameters)
-        # The size of each parameter, if a step needs nothing but gradients (no buffers, no clipping); else
-        # None.
-        is_plain = [group.role for group in self._blueprint.moving_groups] == [TRAINED]
-        self._row_counts = (
-            [parameter.numel() for parameter in self._parameters]
-            if is_plain and clip_norm is None and not self._is_large
-            else None
-        )
+        self._stepper = Stepper(optimizer, flat)
+        groups = self._blueprint.moving_groups
+        self._trained_parts = [i for i, group in enumerate(groups) if group.role == TRAINED]
+        self._buffer_parts = [i for i, group in enumerate(groups) if group.role == MOVING]
+        self._bounds = StateBounds(optimizer, [flat.moving.parts[i] for i in self._trained_parts])
         # The parts that must be finite after a step. A buffer that was not finite at the start need not be:
         # masks often contain minus infinity.
         self._watched = [
             can_hold_nan(group.dtype) and group.count > 0 and (group.role == TRAINED or is_finite(part))
-            for group, part in zip(self._blueprint.moving_groups, flat.moving.parts, strict=True)
+            for group, part in zip(groups, flat.moving.parts, strict=True)
         ]
-        moving = list(zip(flat.moving.parts, self._watched, strict=True))
-        self._undo = None if self._is_large else Undo(moving, optimizer)
+        # A large model is not copied: its bounds must do, or a step that breaks it ends the run.
+        self._undo = None if self._is_large else Undo(flat, self._watched, optimizer)
         self._snapshots: dict[bool, tuple[int, memoryview]] = {}
-        # The readers of the memory in which the state is now.
-        self._readers = _Readers()
+        # The memory in which the state is now, whole or not; its readers, and those of the memory where the
+        # state was at first.
+        self._read_from: Vector | None = None
+        self._memories: dict[bool, memoryview | None] = {}
+        self._readers = self._first_readers = _Readers()
 
     @property
     def vector_bytes(self) -> int:
         return self._blueprint.moving_bytes
-
-    def _views(self, vector: Vector) -> list[torch.Tensor]:
-        """The gradient of each parameter in a vector."""
-        views = []
-        for i in self._blueprint.trained:
-            tensor = self.flat.tensors[i]
-            offset = self._blueprint.offsets[i]
-            raw = vector.raw[offset : offset + tensor.numel() * tensor.element_size()]
-            views.append(raw.view(tensor.dtype).view(tensor.shape))
-        return views
 
     @property
     def can_roll_back(self) -> bool:
@@ -104,10 +90,10 @@ class Learner:
         body: memoryview = total.contribution.vector.raw.numpy().data
         return body
 
-    def replay(self, batches: int, body: bytes, absent: frozenset[int], loss_sum: float) -> None:
+    def replay(self, batches: int, body: bytes, absent: frozenset[int], loss_sum: float, rate: float) -> None:
         """Apply a step again from the sum that the step log has of it."""
         (vector,) = self._blueprint.vectors(bytearray(body), 1)
-        self.apply([Total(batches, Contribution(vector, absent, loss_sum))])
+        self.apply([Total(batches, Contribution(vector, absent, loss_sum, self.gauge.norm(vector)), rate)])
 
     def apply(self, totals: list[Total]) -> list[float]:
         """Step the optimizer with each of these sums. Returns the sum of the sample losses of each step.
@@ -117,38 +103,63 @@ class Learner:
         """
         if self.scheduler is not None and len(totals) > 1:
             raise ValueError("a schedule wants to know of each step before the next")
-        if self._undo is not None:
-            self._undo.save(self._stepper.tensors, self.version)
-        self.is_whole = False
-        try:
+        self._move_away_from_readers()
+        trained = [self.flat.moving.parts[i] for i in self._trained_parts]
+        norms = [total.contribution.norm for total in totals]
+        steps = sum([total.steps for total in totals])
+        # The bounds know the optimizer's steps, and hold for smaller rates; differences they do not know.
+        is_known = not any(total.is_stretch for total in totals)
+        if is_known and self._bounds.allow(self.version, norms, trained):
+            self._advance_all_buffers(totals)
             self._step_all(totals)
-            self._require_finite(max([total.contribution.norm for total in totals]), len(totals))
-        except (Exception, SystemExit):
-            self._roll_back()
-            raise
+        else:
+            self._step_carefully(totals, steps)
         if self.scheduler is not None:
             self.scheduler.step()
-        self.version += len(totals)
+        self.version += steps
         self.is_whole = True
         return [total.contribution.loss_sum for total in totals]
 
-    def apply_all(self, steps: list[list[Total]]) -> tuple[list[list[float]], BaseException | None]:
+    def _step_all(self, totals: list[Total]) -> None:
+        self.is_whole = False
+        has_stepped = False
+        for total in totals:
+            if total.is_stretch:
+                self._add_difference(total)
+                continue
+            with nullcontext() if total.rate == 1.0 else scaled_rates(self.optimizer, total.rate):
+                self._step(total, is_next=has_stepped)
+            has_stepped = True
+
+    def _step_carefully(self, totals: list[Total], steps: int) -> None:
+        """Make steps that may leave numbers that are not finite: save the state before, look at it after."""
+        if self._undo is not None:
+            self._undo.save(self._stepper.tensors, self.version)
+        try:
+            self._advance_all_buffers(totals)
+            self._step_all(totals)
+            self._require_finite(steps)
+        except (Exception, SystemExit):
+            self._roll_back()
+            raise
+
+    def apply_all(self, totals: list[Total]) -> tuple[list[float], BaseException | None]:
         """Apply steps in order until one fails. Returns the losses of those applied, and the error if any.
 
         All steps are applied at first with one check after the last: a number that is not finite stays so
         in later steps. If that fails, they are applied one by one.
         """
-        if self._undo is not None and self.scheduler is None and len(steps) > 1:
+        if self._undo is not None and self.scheduler is None and len(totals) > 1:
             try:
-                sums = iter(self.apply([total for totals in steps for total in totals]))
-                return [list(islice(sums, len(totals))) for totals in steps], None
+                return self.apply(totals), None
             except (Exception, SystemExit) as error:
                 if not self.is_whole:
                     return [], error
-        losses: list[list[float]] = []
+        losses: list[float] = []
         try:
             # One by one, so that the steps before the one that fails are applied.
-            losses.extend(map(self.apply, steps))
+            for total in totals:
+                losses += self.apply([total])
         except (Exception, SystemExit) as error:
             return losses, error
         return losses, None
@@ -157,92 +168,81 @@ class Learner:
         """Restore the state of `version` if that is possible; then `is_whole` is true again."""
         if self._undo is not None and self._undo.is_possible:
             self._undo.restore()
+            self._stepper.forget()
             self.flat.reclaim()
             self.is_whole = True
 
-    def _step_all(self, totals: list[Total]) -> None:
-        """Make one step after another; without copying gradients where the optimizer allows that."""
-        counts = self._row_counts
-        is_quick = counts is not None and self._stepper.is_known()
-        for total in totals:
-            if is_quick and counts is not None and not total.contribution.absent:
-                self._stepper.step_with(total.contribution.vector.parts[0].split_with_sizes(counts))
-            else:
-                self._step(total)
-                is_quick = counts is not None and self._stepper.is_known()
+    def _add_difference(self, total: Total) -> None:
+        """Move the parameters by the difference that a node's own steps made; the optimizer does nothing."""
+        for part, difference in zip(self.flat.moving.parts, total.contribution.vector.parts, strict=True):
+            part.add_(difference, alpha=total.rate)
 
-    def _step(self, total: Total) -> None:
+    def _step(self, total: Total, *, is_next: bool) -> None:
         contribution = total.contribution
-        absent = contribution.absent
-        self._move_away_from_readers()
-        gradient, views = self._gradient, self._gradients
-        if gradient is None:
-            gradient = contribution.vector
-            views = self._views(gradient)
-        else:
-            for part, summed in zip(gradient.parts, contribution.vector.parts, strict=True):
-                part.copy_(summed)
-        for i, parameter, view in zip(self._blueprint.trained, self._parameters, views, strict=True):
-            wanted = None if i in absent else view
-            # Reading the attribute costs less than setting it, and it rarely changes.
-            if parameter.grad is not wanted:
-                parameter.grad = wanted
+        gradients = contribution.vector.parts
         if self._clip_norm is not None:
-            self._clip(gradient, self._clip_norm)
-        if self._is_large:
-            # The stepper would gain nothing here, and would keep the vector alive.
-            fast_optimizer.step(self.optimizer)
-            is_in_place = False
-        else:
-            is_in_place = self._stepper.step()
-        if not is_in_place:
+            gradients = self._clip(contribution, self._clip_norm)
+        if not self._stepper.step(gradients, contribution.absent, is_next=is_next):
             self.flat.gather()
-        self._advance_buffers(gradient, total.batches)
-        if self._is_large:
-            for parameter in self._parameters:
-                parameter.grad = None
 
-    def _require_finite(self, norm: float, steps: int) -> None:
+    def _require_finite(self, steps: int) -> None:
         """Raise StepNotFinite if the steps that were made changed anything to a number that is not finite."""
         undo, version = self._undo, self.version + steps
-        if not (undo.accept(self._stepper.tensors, version) if undo else self._is_large_state_finite(norm)):
+        if not (undo.accept(self._stepper.tensors, version) if undo else self._is_large_state_finite()):
             what = f"step {self.version + 1} made the weights or the optimizer's state"
             raise StepNotFinite(f"{what} infinite or not a number")
 
-    def _is_large_state_finite(self, norm: float) -> bool:
-        """Check the parameters and buffers, and the optimizer's state if `norm` requires that."""
+    def _is_large_state_finite(self) -> bool:
+        """Check the parameters and buffers, and the optimizer's state if torch's optimizers made it."""
         for part, is_watched in zip(self.flat.moving.parts, self._watched, strict=True):
             if is_watched and not is_finite(part):
                 return False
-        is_tame = norm < TAME_NORM and type(self.optimizer) in _AVERAGING_OPTIMIZERS
-        if is_tame or not fast_optimizer.is_torchs(self.optimizer):
-            return True
-        return all(
+        return not is_torchs(self.optimizer) or all(
             is_finite(value.reshape(-1))
             for kept in self.optimizer.state.values()
             for value in kept.values()
             if isinstance(value, torch.Tensor) and can_hold_nan(value.dtype)
         )
 
-    def _clip(self, vector: Vector, norm_max: float) -> None:
-        trained = [group.dtype for group in self._blueprint.moving_groups if group.role == TRAINED]
-        if trained not in ([torch.float32], [torch.float64]):
-            # With several dtypes, or a coarse one, the result depends on where norms are rounded: let torch
-            # do it.
+    def _clip(self, contribution: Contribution, norm_max: float) -> list[torch.Tensor]:
+        """The gradients, clipped; of a small model in a copy, because its sum is logged after the step."""
+        parts = contribution.vector.parts
+        if not self._is_large:
+            parts = [part.clone() if i in self._trained_parts else part for i, part in enumerate(parts)]
+        trained = [parts[i] for i in self._trained_parts]
+        if [part.dtype for part in trained] in ([torch.float32], [torch.float64]):
+            # One computation on the whole vector: seven times as fast for a small model.
+            norm = torch.linalg.vector_norm(trained[0])
+            trained[0].mul_(torch.clamp(norm_max / (norm + 1e-6), max=1.0))
+            return parts
+        # With several dtypes, or a coarse one, the result depends on where norms are rounded: torch does it.
+        with self._stepper.gradients_given(parts, contribution.absent):
             torch.nn.utils.clip_grad_norm_(self._parameters, norm_max)
-            return
-        # The same computation on the whole vector at once: seven times as fast for a small model.
-        gradient = vector.parts[0]
-        norm = torch.linalg.vector_norm(gradient)
-        gradient.mul_(torch.clamp(norm_max / (norm + 1e-6), max=1.0))
+        return parts
+
+    def _advance_all_buffers(self, totals: list[Total]) -> None:
+        """Advance the buffers by the changes of all these steps, before any of them changes the weights.
+
+        Raises StepNotFinite, and leaves the buffers as they were, if they would not be finite.
+        """
+        parts = [self.flat.moving.parts[i] for i in self._buffer_parts]
+        before = [part.clone() for part in parts]
+        for total in totals if parts else ():
+            self._advance_buffers(total.contribution.vector, total.batches)
+        watched = [self.flat.moving.parts[i] for i in self._buffer_parts if self._watched[i]]
+        if not all(map(is_finite, watched)):
+            for part, kept in zip(parts, before, strict=True):
+                part.copy_(kept)
+            raise StepNotFinite(f"step {self.version + 1} made a buffer infinite or not a number")
 
     def _advance_buffers(self, vector: Vector, count: int) -> None:
         """Change buffers of floats by the mean of the batches' changes, and counters by their sum."""
-        for group, state, change in zip(
-            self._blueprint.moving_groups, self.flat.moving.parts, vector.parts, strict=True
-        ):
-            if group.role != MOVING:
-                continue
+        for i in self._buffer_parts:
+            group, state, change = (
+                self._blueprint.moving_groups[i],
+                self.flat.moving.parts[i],
+                vector.parts[i],
+            )
             if group.dtype is torch.bool:
                 state.copy_(change)
             elif group.dtype.is_floating_point or group.dtype.is_complex:
@@ -265,7 +265,11 @@ class Learner:
         They do not change until then: a step that is applied earlier moves the state to other memory. None if
         the caller must use `snapshot`.
         """
-        memory = self.flat.memory(whole=whole) if self._is_large else None
+        if self._read_from is not self.flat.moving:
+            self._read_from, self._memories = self.flat.moving, {}
+        if whole not in self._memories:
+            self._memories[whole] = self.flat.memory(whole=whole)
+        memory = self._memories[whole]
         if memory is None:
             return None
         readers = self._readers
@@ -278,7 +282,10 @@ class Learner:
 
     def _move_away_from_readers(self) -> None:
         """Move the state to other memory if it is still being read, so that a step can change it."""
-        if self._readers.begun != self._readers.done:
+        if self.flat.is_away and not self._first_readers.are_there:
+            self._readers = self._first_readers
+            self.flat.return_home()
+        elif self._readers.are_there:
             self._readers = _Readers()
             self.flat.move()
 

@@ -52,8 +52,8 @@ class RobustSums:
         self._groups = blueprint.moving_groups
         self._kept: dict[int, dict[int, Contribution]] = {}
 
-    def add(self, lease: Leased, given: list[Contribution], staleness: int) -> None:
-        self._kept.setdefault(lease.step.index, {})[lease.id] = given[0]
+    def add(self, lease: Leased, given: Contribution, staleness: int) -> None:
+        self._kept.setdefault(lease.step.index, {})[lease.id] = given
 
     def leave_empty(self, step: PlannedStep, spans: Iterable[Span]) -> None:
         """Nothing to do: the shares of a step say which updates it is made of."""
@@ -62,7 +62,7 @@ class RobustSums:
         """Forget the contributions to this step."""
         self._kept.pop(step, None)
 
-    def totals(self, step: Decided) -> list[Total]:
+    def total(self, step: Decided) -> Total:
         """The robust mean, times the size of the step: it replaces the sum."""
         index, sizes = step.plan.index, step.plan.sizes
         kept = self._kept.pop(index)
@@ -76,7 +76,7 @@ class RobustSums:
         if norm == math.inf:
             raise StepNotFinite(f"the gradient of step {index + 1} is not finite")
         loss_sum = sum(vote.loss_sum for vote in votes)
-        return [Total(len(sizes), Contribution(vector, self._absent(votes), loss_sum, norm))]
+        return Total(len(sizes), Contribution(vector, self._absent(votes), loss_sum, norm), step.rate)
 
     def _absent(self, votes: list[_Vote]) -> frozenset[int]:
         """Entries with a gradient from no more nodes than are left out at one end."""

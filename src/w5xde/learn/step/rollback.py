@@ -1,8 +1,9 @@
 """Undoing a step: a copy of a small model and its optimizer from before the step, to restore if it breaks.
 
-Everything that a step may change is copied into one block for each dtype, which takes microseconds. The copy
-that is made after the step shows whether all numbers are finite, and is what the next step goes back to. A
-large model is never copied (`docs/decisions/0008-bad-gradients.md`). Does not decide when to undo.
+Used where `bounds.py` cannot prove a step safe. Everything that a step may change is copied into one block
+for each dtype. The copy that is made after the step shows whether all numbers are finite, and is what the
+next step goes back to. A large model is never copied (`docs/decisions/0008-bad-gradients.md`). Does not
+decide when to undo.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from w5xde.learn.step.fast_optimizer import is_torchs
+from w5xde.learn.model.layout import FlatModel, Vector
 from w5xde.learn.step.finite import are_finite, can_hold_nan, is_finite
+from w5xde.learn.step.flat_steps import is_torchs
 
 # What an optimizer may keep for a parameter besides tensors and still be restored by assignment.
 _PLAIN = (int, float, bool, str, type(None))
@@ -57,9 +59,10 @@ class _Block:
 class Undo:
     """Saves the state of a model and its optimizer; `restore` brings back the very same bits."""
 
-    def __init__(self, moving: list[tuple[Tensor, bool]], optimizer: Optimizer) -> None:
-        """`moving`: each part of the model that a step changes, and whether it must be finite."""
-        self._moving = moving
+    def __init__(self, flat: FlatModel, watched: list[bool], optimizer: Optimizer) -> None:
+        """`watched`: for each part of the model that a step changes, whether it must be finite."""
+        self._flat = flat
+        self._watched = watched
         self._optimizer = optimizer
         # The optimizers of torch keep all that changes in their state, and none of it is ever infinite.
         self._is_torchs = is_torchs(optimizer)
@@ -67,15 +70,16 @@ class Undo:
         self._groups: list[dict[str, Any]] = []
         # By dtype, and by whether the numbers must be finite.
         self._blocks: dict[tuple[torch.dtype, bool], _Block] = {}
-        # The same token means the same tensors; the version is that of the saved copies.
+        # The same token means the same state of the optimizer; the version is that of the saved copies.
         self._token: object = None
+        self._moving: Vector | None = None
         self._version = -1
         # Whether all that the optimizer keeps can be restored: tensors and plain values, nothing nested.
         self.is_possible = True
 
     def save(self, token: object, version: int) -> None:
-        """Save the state of this version, before a step. The same `token` means the same tensors."""
-        if token is not None and token is self._token and version == self._version:
+        """Save the state of this version, before a step. The same `token`: the same state's tensors."""
+        if self._are_listed(token) and version == self._version:
             return
         self._list()
         self._token = token
@@ -86,7 +90,7 @@ class Undo:
     def accept(self, token: object, version: int) -> bool:
         """Save the state after the steps that made this version, if all its numbers are finite."""
         before = self._state, self._groups, self._blocks
-        if token is None or token is not self._token:
+        if not self._are_listed(token):
             # The step may have made other tensors.
             self._list()
         for (_, is_watched), block in self._blocks.items():
@@ -99,15 +103,19 @@ class Undo:
         self._token, self._version = token, version
         return True
 
+    def _are_listed(self, token: object) -> bool:
+        return token is not None and token is self._token and self._moving is self._flat.moving
+
     def _list(self) -> None:
         """Find all tensors that a step may change."""
+        self._moving = self._flat.moving
         self._state = {parameter: dict(kept) for parameter, kept in self._optimizer.state.items()}
         self._groups = [
             {key: value for key, value in group.items() if key != "params"}
             for group in self._optimizer.param_groups
         ]
         found: dict[tuple[torch.dtype, bool], list[Tensor]] = {}
-        for tensor, is_watched in self._moving:
+        for tensor, is_watched in zip(self._moving.parts, self._watched, strict=True):
             found.setdefault((tensor.dtype, is_watched), []).append(tensor)
         # By id: one tensor may serve several parameters, as a counter of steps does.
         tensors: dict[int, Tensor] = {}

@@ -28,13 +28,28 @@ class Contribution(NamedTuple):
     loss_sum: float
     # An upper bound of the norm of its gradients, if its numbers are known to be finite; else infinity.
     norm: float = math.inf
+    # The squared norm of each batch's gradient before its weight, if the node reported them.
+    squares: tuple[float, ...] = ()
 
 
 class Total(NamedTuple):
-    """The sum of a whole step; `batches` counts those that were set aside, too."""
+    """The sum of a whole step; `batches` counts those that were set aside, too.
+
+    `rate`: a factor on the learning rate of this one step. If `is_stretch`, a node has made a step with each
+    of the batches, and the vector is the difference that they made: it is added, times the rate.
+    """
 
     batches: int
     contribution: Contribution
+    rate: float = 1.0
+    is_stretch: bool = False
+    # The squared norm of the sum's gradients, if its contribution has those of all batches; else None.
+    square: float | None = None
+
+    @property
+    def steps(self) -> int:
+        """The number of versions that it makes."""
+        return self.batches if self.is_stretch else 1
 
 
 class StepNotFinite(ArithmeticError):
@@ -42,7 +57,7 @@ class StepNotFinite(ArithmeticError):
 
 
 class PlannedStep(Protocol):
-    """A step of the plan; if it is `apart`, a stretch, each of whose batches is an optimizer step."""
+    """A step of the plan; if it is `apart`, a stretch, with each of whose batches a node makes a step."""
 
     @property
     def index(self) -> int: ...
@@ -71,14 +86,16 @@ class Decided(Protocol):
     @property
     def plan(self) -> PlannedStep: ...
     @property
+    def rate(self) -> float: ...
+    @property
     def shares(self) -> Sequence[tuple[int, int, str, int]]: ...
 
 
 class StepSums(Protocol):
     """What collects the updates of open steps: `TreeSums`, or `RobustSums` with `--robust`."""
 
-    def add(self, lease: Leased, given: list[Contribution], staleness: int) -> None:
-        """Take the update of a lease: one contribution, or one for each batch of a stretch."""
+    def add(self, lease: Leased, given: Contribution, staleness: int) -> None:
+        """Take the update of a lease."""
 
     def leave_empty(self, step: PlannedStep, spans: Iterable[Span]) -> None:
         """No update will come for these batches: they were set aside."""
@@ -86,11 +103,8 @@ class StepSums(Protocol):
     def drop(self, step: int) -> None:
         """Forget what was collected for this step."""
 
-    def totals(self, step: Decided) -> list[Total]:
-        """The sum of a complete step, or of a stretch each of its steps, in the order to apply them.
-
-        Raises StepNotFinite if a sum is not finite.
-        """
+    def total(self, step: Decided) -> Total:
+        """The sum of a complete step. Raises StepNotFinite if it is not finite."""
 
 
 class TreeSums:
@@ -104,21 +118,17 @@ class TreeSums:
             for i, group in enumerate(blueprint.moving_groups)
             if group.role == MOVING and (group.dtype.is_floating_point or group.dtype.is_complex)
         ]
-        # Of a stretch, and of a step of one batch: contributions by batch. No tree is needed.
-        self._single: dict[int, dict[int, Contribution]] = {}
+        # The whole of a stretch, or of a step of one batch. No tree is needed.
+        self._single: dict[int, Contribution] = {}
         # A batch that was set aside has its place in the tree, with None in it.
         self._trees: dict[int, PairwiseTree[Contribution | None]] = {}
 
-    def add(self, lease: Leased, given: list[Contribution], staleness: int) -> None:
-        step, first = lease.step, lease.span.start
-        if step.apart or step.count == 1:
-            kept = self._single.setdefault(step.index, {})
-            for place, contribution in enumerate(given, first):
-                self._average_buffers(contribution.vector, staleness + place)
-                kept[place] = contribution
-            return
-        self._average_buffers(given[0].vector, staleness)
-        self._tree(step).put(lease.span, given[0])
+    def add(self, lease: Leased, given: Contribution, staleness: int) -> None:
+        self._average_buffers(given.vector, staleness)
+        if _is_single(lease.step):
+            self._single[lease.step.index] = given
+        else:
+            self._tree(lease.step).put(lease.span, given)
 
     def _tree(self, step: PlannedStep) -> PairwiseTree[Contribution | None]:
         tree = self._trees.get(step.index)
@@ -137,7 +147,7 @@ class TreeSums:
                 vector.parts[i].div_(staleness + 1)
 
     def leave_empty(self, step: PlannedStep, spans: Iterable[Span]) -> None:
-        if step.apart or step.count == 1:
+        if _is_single(step):
             return  # there is no sum with a gap in it
         for span in spans:
             tree = self._tree(step)
@@ -149,23 +159,26 @@ class TreeSums:
         self._single.pop(step, None)
         self._trees.pop(step, None)
 
-    def totals(self, step: Decided) -> list[Total]:
-        index = step.plan.index
-        kept = self._single.pop(index, None)
-        if kept is not None:
-            return [self._total(index + place, 1, kept[place]) for place in sorted(kept)]
-        tree = self._trees.pop(index)
-        contribution = tree.take(Span(0, tree.count))
+    def total(self, step: Decided) -> Total:
+        plan = step.plan
+        contribution = self._single.pop(plan.index, None)
+        if not _is_single(plan):
+            tree = self._trees.pop(plan.index)
+            contribution = tree.take(Span(0, tree.count))
         if contribution is None:
-            raise ValueError(f"no update came for step {index}")
-        return [self._total(index, tree.count, contribution)]
-
-    def _total(self, step: int, batches: int, contribution: Contribution) -> Total:
+            raise ValueError(f"no update came for step {plan.index}")
         # Buffers are not part of the norm, and their sums may overflow.
-        is_tame = contribution.norm < TAME_NORM and (batches == 1 or not self._averaged)
+        is_tame = contribution.norm < TAME_NORM and (plan.count == 1 or not self._averaged)
         if not is_tame and not self._gauge.is_finite(contribution.vector):
-            raise StepNotFinite(f"the gradient of step {step + 1} is not finite")
-        return Total(batches, contribution)
+            raise StepNotFinite(f"the gradient of step {plan.index + 1} is not finite")
+        is_measured = len(contribution.squares) >= max(2, plan.count)
+        square = self._gauge.norm(contribution.vector) ** 2 if is_measured else None
+        return Total(plan.count, contribution, step.rate, plan.apart, square)
+
+
+def _is_single(step: PlannedStep) -> bool:
+    """Whether one update makes the whole step."""
+    return step.apart or step.count == 1
 
 
 def _merge(left: Contribution | None, right: Contribution | None) -> Contribution | None:
@@ -176,4 +189,5 @@ def _merge(left: Contribution | None, right: Contribution | None) -> Contributio
         left.absent & right.absent,
         left.loss_sum + right.loss_sum,
         left.norm + right.norm,
+        left.squares + right.squares if left.squares and right.squares else (),
     )

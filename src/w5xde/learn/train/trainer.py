@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,12 +19,14 @@ from torch import Tensor, nn
 from w5xde.learn.job.job import BatchFailed, Job, describe
 from w5xde.learn.model.device import to_device
 from w5xde.learn.model.layout import Blueprint, FlatModel, Vector
+from w5xde.learn.model.route import is_large
 from w5xde.learn.model.seeding import seed_numpy, seed_python, torch_seeder
 from w5xde.learn.torch_private import backward
 from w5xde.learn.train.batch import BatchGradient, BatchId, WeightedBatch
 from w5xde.learn.train.buffer_changes import BufferChanges
+from w5xde.learn.train.gradient_sink import GradientSink
 from w5xde.learn.train.recording.fast_path import FastPath
-from w5xde.learn.train.vectors import GradientVectors
+from w5xde.learn.train.vectors import GradientVectors, Slots
 from w5xde.messages import Rules
 from w5xde.tree import Span, batch_seed, halves
 
@@ -39,6 +41,8 @@ class Task:
     samples: int
     # For each batch: its index in the epoch, its samples, and the batch itself.
     batches: Sequence[tuple[int, int, Any]]
+    # Whether the squared norm of each batch's gradient is wanted.
+    measures: bool = False
 
     def batch(self, place: int) -> WeightedBatch:
         """The batch at a place of the span, counted from 0."""
@@ -55,12 +59,17 @@ class Outcome:
     loss_sum: float
     # The layout's trained entries that had no gradient in any batch.
     absent: list[int]
+    # The squared norm of each batch's gradient, before its weight, if the task wants them.
+    squares: list[float] = field(default_factory=list)
 
 
 class Trainer:
     """Owns a node's copy of the model. One thread uses it at a time."""
 
-    def __init__(self, job: Job, flat: FlatModel, rules: Rules, device: torch.device) -> None:
+    def __init__(
+        self, job: Job, flat: FlatModel, rules: Rules, device: torch.device, slots: Slots | None = None
+    ) -> None:
+        """`slots` is memory for vectors that the coordinator reads where they are."""
         self._job = job
         self._flat = flat
         self._rules = rules
@@ -69,8 +78,10 @@ class Trainer:
         self._seed_torch = torch_seeder(device)
         self._parameters = [flat.tensors[entry] for entry in flat.blueprint.trained]
         self._buffers = BufferChanges(flat)
-        self._vectors = GradientVectors(flat.blueprint, device)
+        self._vectors = GradientVectors(flat.blueprint, device, slots)
         self._fast_path = FastPath(flat, rules, self._vectors, self._backward, self._compute_plainly)
+        is_joined_early = device.type == "cpu" and is_large(flat.blueprint.moving_bytes)
+        self._sink = GradientSink(flat) if is_joined_early else None
         # Gradients that were computed before `compute` is called for their batches.
         self._ahead: dict[BatchId, BatchGradient] = {}
 
@@ -115,9 +126,11 @@ class Trainer:
 
     def compute(self, task: Task) -> Outcome:
         """The weighted sum of the gradients of a task's batches."""
-        total = self._sum(task, task.span)
+        squares: list[float] = []
+        total = self._sum(task, task.span, squares)
         trained = self._flat.blueprint.trained
-        return Outcome(total.vector, total.loss, [trained[number] for number in sorted(total.absent)])
+        absent = [trained[number] for number in sorted(total.absent)]
+        return Outcome(total.vector, total.loss, absent, squares)
 
     def gradients(self, batch: Any, key: tuple[int, int]) -> list[Tensor | None]:
         """The gradients of one batch, as torch leaves them at the parameters; the model does not change."""
@@ -135,11 +148,19 @@ class Trainer:
         """Take back a vector that has been sent."""
         self._vectors.recycle(vector)
 
-    def _sum(self, task: Task, span: Span) -> BatchGradient:
-        """The gradients of a span, added in the canonical tree; `loss` is the sum over its samples."""
+    def _sum(self, task: Task, span: Span, squares: list[float]) -> BatchGradient:
+        """The gradients of a span, added in the canonical tree; `loss` is the sum over its samples.
+
+        Adds the squared norm of each batch to `squares`, if the task wants them.
+        """
         if span.count > 1:
             first, second = halves(span)
-            left, right = self._sum(task, first), self._sum(task, second)
+            left = self._sum(task, first, squares)
+            try:
+                right = self._sum(task, second, squares)
+            except BatchFailed:
+                self.recycle(left.vector)
+                raise
             left.vector.add_(right.vector)
             self.recycle(right.vector)
             return BatchGradient(left.vector, left.loss + right.loss, left.absent & right.absent)
@@ -150,7 +171,11 @@ class Trainer:
         except (Exception, SystemExit) as error:
             raise error if isinstance(error, BatchFailed) else BatchFailed(describe(error)) from error
         if not math.isfinite(found.loss):
+            self.recycle(found.vector)
             raise BatchFailed(f"the loss of batch {index} is {found.loss}")
+        if task.measures:
+            weight = samples / task.samples
+            squares.append(self._vectors.square(found.vector) / (weight * weight))
         return BatchGradient(found.vector, samples * found.loss, found.absent)
 
     def _compute_batch(self, batch: WeightedBatch) -> BatchGradient:
@@ -161,6 +186,8 @@ class Trainer:
 
     def _compute_plainly(self, batch: WeightedBatch) -> BatchGradient:
         """Seed, forward, backward, and collect the gradients and buffer changes."""
+        if self._sink is not None:
+            return self._compute_into(self._sink, batch)
         loss = self._backward(batch, to_device(batch.value, self._device))
         try:
             return self._collect(loss)
@@ -168,23 +195,42 @@ class Trainer:
             self._buffers.undo()
             raise
 
+    def _compute_into(self, sink: GradientSink, batch: WeightedBatch) -> BatchGradient:
+        """The same for a large model, whose gradients go into their vector while they are computed."""
+        vector = self._vectors.take()
+        try:
+            loss = self._loss(batch, to_device(batch.value, self._device))
+            sink.open(vector)
+            backward(loss, batch.weight)
+            absent = sink.close()
+            self._buffers.take(self._vectors.buffer_parts(vector))
+            return BatchGradient(vector, loss.item(), absent)
+        except BaseException:
+            sink.discard()
+            self._buffers.undo()
+            self.recycle(vector)
+            raise
+
     def _backward(self, batch: WeightedBatch, value: Any) -> Tensor:
         """The loss of a batch whose value is on our device; leaves weighted gradients in the parameters."""
-        self._seed(batch)
-        for parameter in self._parameters:
-            parameter.grad = None
         try:
-            if self._autocasts:
-                with torch.autocast(self._device.type, dtype=torch.bfloat16):
-                    loss = self._job.loss(self._flat.module, value)
-            else:
-                loss = self._job.loss(self._flat.module, value)
+            loss = self._loss(batch, value)
             backward(loss, batch.weight)
         except BaseException:
             # The next batch starts from the version's buffers again.
             self._buffers.undo()
             raise
         return loss
+
+    def _loss(self, batch: WeightedBatch, value: Any) -> Tensor:
+        """The loss of a batch, computed under its seed and from parameters without gradients."""
+        self._seed(batch)
+        for parameter in self._parameters:
+            parameter.grad = None
+        if self._autocasts:
+            with torch.autocast(self._device.type, dtype=torch.bfloat16):
+                return self._job.loss(self._flat.module, value)
+        return self._job.loss(self._flat.module, value)
 
     def _seed(self, batch: WeightedBatch) -> None:
         seed = batch_seed(self._rules.seed, batch.epoch, batch.number)

@@ -44,7 +44,7 @@ class Bans:
 
     def assign_name(self, hello: Hello, admission: Admission, present: Container[str]) -> str:
         """Return the name of a node that connects, and make the register use the same name."""
-        owner = hello.name if admission.is_local else admission.node_id
+        owner = (admission.name or hello.name) if admission.is_local else admission.node_id
         name = self._names.assign(admission.name or hello.name, owner, present)
         if admission.node_id and name != admission.name:
             self._gatekeeper.rename(admission.node_id, name).add_done_callback(self._succeeded)

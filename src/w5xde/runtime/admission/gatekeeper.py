@@ -6,9 +6,8 @@
     --insecure                         clear text; both sides print a warning
 
 Every node proves itself in its greeting, over any of these. Local nodes, which the coordinator starts itself,
-have a secret that is only in memory; all other nodes have a ticket, or the credential that they got for one.
-The register is a file, which takes time to read and write, so it has its own thread. Knows no peers and no
-names.
+each have a secret that is only in memory; all other nodes have a ticket, or the credential that they got for
+one. The register is a file, which takes time to read and write, so it has its own thread. Knows no peers.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from w5xde.runtime.admission.register import Refused, TicketRegister
 from w5xde.runtime.admission.register_rows import Entrance, TicketRow
 from w5xde.runtime.net import tls
 from w5xde.runtime.system.machine import own_addresses
+from w5xde.runtime.system.shared_memory import LocalShare
 from w5xde.ticket import ADDRESSES_MAX, ID_BYTES, SECRET_BYTES, Secret, Ticket
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 # How often the register is read again for changes that `w5xde ticket` made.
 REFRESH_SECONDS = 1.0
 FIRST_LABEL = "printed at start"
+# A request to start a node may be repeated: its process has the secret of the one or of the other.
+LOCAL_PASSES_MAX = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,19 @@ class Admission:
     # For a node that joined with a ticket: its credential, with which it can rejoin.
     credential: bytes = b""
     ticket_id: bytes = b""
-    # The name that the register has for it; empty if it is not in the register.
+    # The name that the register has for it, or under which we started it; empty if it has none.
     name: str = ""
     is_local: bool = False
+    # The memory that we share with this local node.
+    share: LocalShare | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _LocalPass:
+    """The secret of a local node, and what admits whom by it."""
+
+    secret: Secret
+    admission: Admission
 
 
 class Gatekeeper:
@@ -62,8 +74,8 @@ class Gatekeeper:
         self._folder = folder
         self._run_id = run_id
         self._settings = settings
-        self._local_id = secrets.token_bytes(ID_BYTES)
-        self._local_secret = Secret(secrets.token_bytes(SECRET_BYTES))
+        # By the id of the ticket.
+        self._local_passes: dict[bytes, _LocalPass] = {}
         self._open_register: TicketRegister | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="w5xde-register")
         self._next_refresh = 0.0
@@ -144,23 +156,45 @@ class Gatekeeper:
         # The certificate of an authority is valid for a name, not for an address.
         return [self._settings.host if self._is_pki else bound]
 
-    def local_ticket(self, host: str, port: int) -> Ticket:
-        """Return the ticket of local nodes, which only this process and theirs know.
+    def local_ticket(self, host: str, port: int, name: str = "", share: LocalShare | None = None) -> Ticket:
+        """Return a ticket for local nodes, which only this process and theirs know.
 
-        It pins the certificate, whatever name that is valid for.
+        With a name it admits the node of that name, with which we share this memory. It pins the certificate,
+        whatever name that is valid for.
         """
+        ticket_id, secret = secrets.token_bytes(ID_BYTES), Secret(secrets.token_bytes(SECRET_BYTES))
+        for key in self._passes_of(name)[: 1 - LOCAL_PASSES_MAX or None]:
+            del self._local_passes[key]
+        admission = Admission(name=name, is_local=True, share=share)
+        self._local_passes[ticket_id] = _LocalPass(secret, admission)
         return Ticket(
             addresses=((host, port),),
             fingerprint=self._local_fingerprint,
-            id=self._local_id,
-            secret=self._local_secret,
+            id=ticket_id,
+            secret=secret,
             is_clear=self._is_clear,
         )
 
     # --- admitting ----------------------------------------------------------------------------------
 
-    def is_local_node(self, hello: Hello) -> bool:
-        return hmac.compare_digest(hello.ticket, self._local_id + self._local_secret.reveal())
+    def local_node(self, hello: Hello) -> Admission | None:
+        """Return how a local node is admitted; None if this greeting is not from one.
+
+        Earlier processes of its name are admitted no more, and their memory is released.
+        """
+        ticket_id = hello.ticket[:ID_BYTES]
+        found = self._local_passes.get(ticket_id)
+        if found is None or not hmac.compare_digest(hello.ticket[ID_BYTES:], found.secret.reveal()):
+            return None
+        for key in self._passes_of(found.admission.name):
+            if key == ticket_id:
+                break  # those of later processes follow
+            del self._local_passes[key]
+        return found.admission
+
+    def _passes_of(self, name: str) -> list[bytes]:
+        """The keys of the passes of the local node with this name, oldest first."""
+        return [key for key, each in self._local_passes.items() if name and each.admission.name == name]
 
     def admit(self, hello: Hello, address: str) -> asyncio.Future[Admission]:
         """Look up a greeting in the register. Raises Refused, or StorageError if the register fails."""

@@ -42,7 +42,7 @@ class NodePass:
         self._place = NodeCredentials(pool_of(ticket)) if keeps else None
         self._credential = self._place.load() if self._place is not None else None
 
-    def greeting(self, name: str, run: str, device: torch.device) -> Hello:
+    def greeting(self, name: str, run: str, device: torch.device, *, shares: bool = False) -> Hello:
         """Return the greeting of a node that computes on this device and asks for this name."""
         return Hello(
             protocol=PROTOCOL_VERSION,
@@ -54,6 +54,7 @@ class NodePass:
             # A node that computes on a GPU takes no turns on the machine's cores.
             machine=machine_name() if device.type == "cpu" else "",
             cores=core_count(),
+            shares=shares,
             **self._proof(),
         )
 

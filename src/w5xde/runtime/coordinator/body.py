@@ -10,7 +10,9 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
+
+from torch.nn import Module
 
 from w5xde.callbacks import Callback
 from w5xde.config import Settings
@@ -39,14 +41,18 @@ from w5xde.runtime.pipeline.updates import ARRIVING_PART, Updates
 from w5xde.runtime.system.actor import Actor
 from w5xde.runtime.system.memory import available_bytes
 from w5xde.runtime.telemetry.callback_runner import CallbackRunner
+from w5xde.runtime.telemetry.gradient_noise import GradientNoise
 from w5xde.runtime.telemetry.meters import Meters
 from w5xde.runtime.telemetry.sampler import Sampler
 from w5xde.runtime.telemetry.status import RunStatus
 
 # How often a row of metrics is written: a long run's file stays small enough to plot.
 METRICS_SECONDS = 1.0
+KEEPS_NONE = "keeps no samples (no room, or no cache folder), so every epoch is sent to it"
 # More than any view shows at a time.
 EVENTS_KEPT = 200
+
+T = TypeVar("T")
 
 
 class Coordinator:
@@ -71,13 +77,16 @@ class Coordinator:
         cut = restored.cut if restored is not None else None
         self._core = setup.build_core(prepared, settings, journal.life, cut)
         self._view = self._core.view
-        self._loader = Loader(prepared.source, settings, setup.reading_start(self._view.plan))
         self._reader = setup.build_reader(self._learner, settings)
         self._peers = setup.build_peers(self, prepared, settings, run_folder, journal.life, self._reader)
+        self._samples = setup.build_known_samples(prepared, settings, self._peers, self._broke)
+        is_wanted = self._samples.is_wanted if self._samples is not None else None
+        start = setup.reading_start(self._view.plan)
+        self._loader = Loader(prepared.source, settings, start, is_wanted)
         self.gatekeeper = self._peers.gatekeeper
         self._parameters = sum(tensor.numel() for tensor in self._learner.flat.module.parameters())
         run_folder.watch(self._storage_note)
-        self.meters = Meters()
+        self.meters = Meters(GradientNoise.of(settings, is_large=self._learner.route.is_large))
         if restored is not None:
             self.meters.resume(restored)
         # The newest events, for views: (monotonic time, kind, sentence).
@@ -135,7 +144,7 @@ class Coordinator:
         self._actor = Actor(
             "w5xde-learner",
             self.learner_broke,
-            inline=self._learner.route.is_inline,
+            inline=not self._learner.route.is_large,
             prepare=lambda: use_threads(self._settings.threads),
         )
         self._recheck = Recheck(
@@ -153,6 +162,7 @@ class Coordinator:
             batches=self._loader,
             model=ModelPorts(self._learner, self._prepared.sums, self._reader, parameters),
             verifier=self._recheck,
+            samples=self._samples,
         )
         budget_bytes = available_bytes() * ARRIVING_PART
         self._pipeline = Pipeline(self._core, self._journal, ports, self.meters, self, budget_bytes)
@@ -193,7 +203,12 @@ class Coordinator:
         if saved.weights_step is not None:
             await self._evaluator.measure_last(self._settings.threads)
         status = self.status()
-        self.summary = self.meters.summary(status, self._view.accounts.aside) | saved.facts()
+        scaling = self._prepared.scaling
+        self.summary = {
+            **self.meters.summary(status, self._view.accounts.aside),
+            "scaled_for_batch": scaling.facts() if scaling is not None else None,
+            **saved.facts(),
+        }
         await self._ending.close(status.row(), self.reason, self._error, self.summary)
         self._callbacks.tell(lambda callback: callback.on_end(status, self.summary))
 
@@ -261,6 +276,10 @@ class Coordinator:
     def joined(self, peer: Peer) -> None:
         meter = self.meters.node(peer.name)
         meter.device, meter.state = peer.device, "working"
+        if self._samples is not None:
+            self._samples.joined(peer)
+            if peer.samples is None and self._settings.data == "cached":
+                self._log("no cache", f"{peer.name} {KEEPS_NONE}")
         slots = peer.cores // self._settings.threads
         self.dispatch(ev.Joined(peer.name, peer.machine, slots, peer.guess_seconds))
         self._callbacks.tell(lambda callback: callback.on_node_join(self.status(), peer.name))
@@ -272,8 +291,7 @@ class Coordinator:
 
     def close(self, effect: ev.Close) -> None:
         # A silent node is not told to leave: it may wake up, and then reconnects.
-        peer = self._peers.get(effect.node)
-        if peer is not None:
+        if (peer := self._peers.get(effect.node)) is not None:
             self._peers.evict(peer, effect.reason, abruptly=not effect.for_good)
 
     def ban(self, effect: ev.Ban) -> None:
@@ -283,6 +301,10 @@ class Coordinator:
 
     def stepped(self, applied: list[Applied]) -> None:
         self._callbacks.steps([(each.step.version, each.losses) for each in applied], self.status)
+
+    def look(self, read: Callable[[Module], T], found: Callable[[T], None]) -> None:
+        """Call `read(model)` between two steps; `found` gets what it returns, on the event loop."""
+        self._actor.call(lambda: read(self._learner.flat.module), found)
 
     def evaluate(self, effect: ev.Evaluate) -> None:
         self._evaluator.measure(self._actor)
@@ -342,4 +364,6 @@ class Coordinator:
             steps_total=self._view.plan.steps_total,
             seconds=self.seconds(),
             batches_relent=self._view.batches_relent,
+            scaling=self._prepared.scaling.text if self._prepared.scaling is not None else "",
+            pool=(len(self._view.members), self._view.members.parallel),
         )

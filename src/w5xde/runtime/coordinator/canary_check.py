@@ -13,7 +13,7 @@ from w5xde.learn.job.coordinator_setup import Prepared
 from w5xde.learn.trust.canary import CODE, FIX, ExpectedCanary
 from w5xde.messages import Canary, Ready, Refuse
 from w5xde.protocol.wire import GREETING_LIMITS, Body, Limits
-from w5xde.runtime.pipeline.peer import Peer
+from w5xde.runtime.pipeline.peer import AnnouncedCache, Peer
 from w5xde.runtime.telemetry.meters import sane_seconds
 
 # How long a node may take to build its model and to compute the canary. No other node waits for it and slow
@@ -39,9 +39,12 @@ class CanaryCheck:
         self._batch_seconds = prepared.batch_seconds
         moved_bytes = 2 * prepared.learner.vector_bytes
         self._move_seconds = min(moved_bytes / FIRST_LINK_BYTES_PER_SECOND, FIRST_MOVE_SECONDS_MAX)
-        answer_bytes = self._expected.answer_bytes if self._expected is not None else 0
+        self._answer_bytes = self._expected.answer_bytes if self._expected is not None else 0
+        # Only nodes that keep samples say which.
+        self._slots_max = prepared.rules.data_samples if prepared.rules.data == "cached" else 0
         # What a node may send between its welcome and its first lease.
-        self.limits: Limits = GREETING_LIMITS._replace(body_bytes_max=answer_bytes)
+        body_bytes_max = self._answer_bytes + _bitmap_bytes(self._slots_max)
+        self.limits: Limits = GREETING_LIMITS._replace(body_bytes_max=body_bytes_max)
 
     def canary(self, peer: Peer) -> tuple[Canary | None, list[Body]]:
         """Return what travels with a peer's welcome: nothing if it joined only to look."""
@@ -54,9 +57,14 @@ class CanaryCheck:
             return Refuse("W5-113", "it came to look, and not to work", fix="join with a ticket")
         if ready.layout_digest != self._layout_digest:
             return Refuse("W5-201", "the node's model differs", fix="use the coordinator's job file")
-        if len(body) != self.limits.body_bytes_max:
-            what = f"{len(body)} bytes came for the canary, which gives {self.limits.body_bytes_max}"
-            return Refuse("W5-120", what)
+        if ready.cache_slots > self._slots_max or bool(ready.cache_slots) != bool(ready.cache):
+            return Refuse(
+                "W5-120", f"a cache of {ready.cache_slots} samples; at most {self._slots_max} exist"
+            )
+        expected_bytes = self._answer_bytes + _bitmap_bytes(ready.cache_slots)
+        if len(body) != expected_bytes:
+            return Refuse("W5-120", f"{len(body)} bytes came for canary and cache, and not {expected_bytes}")
+        body, held = body[: self._answer_bytes], body[self._answer_bytes :]
         if self._must_draw_alike and not self._draws_alike(peer, body):
             what = "this node draws other random numbers than the coordinator, so it cannot be verified"
             why = "the loss draws random numbers, and this run compares updates with its own (--verify)"
@@ -66,6 +74,8 @@ class CanaryCheck:
             what = f"a first small batch gives other gradients there: {wrong}"
             why = "another model or loss, another precision, or a device or driver that computes wrongly"
             return Refuse(CODE, what, why, FIX)
+        if ready.cache_slots:
+            peer.announced = AnnouncedCache(ready.cache, ready.cache_slots, bytes(held))
         peer.guess_seconds = self._guess_seconds(ready)
         if 0 < ready.link < math.inf:
             peer.choice.link(ready.link)
@@ -89,3 +99,7 @@ class CanaryCheck:
         patience = max(CHECK_SECONDS_MIN, CHECK_FACTOR * self._own_seconds)
         patience = GREETING_SECONDS if peer.is_looking else patience
         return "" if peer.is_ready else complain_if_unready(peer.welcomed_at, patience, now, awake_since)
+
+
+def _bitmap_bytes(slots: int) -> int:
+    return -(-slots // 8)

@@ -1,8 +1,9 @@
 """The loader: reads batches ahead in the order of the plan, so that nodes do not wait for them.
 
 It reads quick data sets on the event loop, others on a thread, and with `--loader-workers`, or if reading
-draws random numbers, in worker processes. It keeps a batch until its step is applied, so that a retry costs
-nothing and a stream is never read twice. Knows nothing of leases and nodes.
+draws random numbers, in worker processes. A stream, and what worker processes read, comes in order; any other
+batch is read when it is asked for, or ahead if it is wanted. It keeps a batch until its step is applied, so
+that a retry costs nothing and a stream is never read twice. Knows nothing of leases and nodes.
 """
 
 from __future__ import annotations
@@ -39,8 +40,16 @@ def _end_of_epoch() -> tuple[int, Any]:
 class Loader:
     """Hands out packed batches by (epoch, batch)."""
 
-    def __init__(self, source: Source, settings: Settings, start: Start) -> None:
+    def __init__(
+        self,
+        source: Source,
+        settings: Settings,
+        start: Start,
+        is_wanted: Callable[[Key], bool] | None = None,
+    ) -> None:
+        """Batches that are not wanted are read only if they are asked for; by default all are wanted."""
         self.is_stream = source.is_stream
+        self._is_wanted = is_wanted or (lambda key: True)
         self._source = source
         self._batch_size = settings.batch_size
         self._epochs = settings.epoch_limit
@@ -50,9 +59,14 @@ class Loader:
         if self.is_stream:
             self._workers = min(self._workers, 1)
         self._ahead = max(AHEAD_BATCHES, settings.step_batches + 1)
+        # The source itself, if any batch of it can be read at any time.
+        self._any_batch = source if isinstance(source, MapSource) and not self._workers else None
+        self._reading: set[Key] = set()
         self._ready: dict[Key, Packed] = {}
         self._waiting: dict[Key, list[Callable[[Packed], None]]] = {}
         self._claimed: set[Key] = set()
+        # Batches that come in order after their steps are applied: nodes had their samples.
+        self._too_late: set[Key] = set()
         # The batches to read next: first those left over by an earlier life of the run, then all from here
         # on.
         self._also: deque[Key] = deque(sorted(start.also))
@@ -106,6 +120,7 @@ class Loader:
     def stop(self) -> None:
         if self._actor is not None:
             self._actor.stop()
+            self._actor = None
         self._batches = iter(())
 
     def at_once(self, keys: list[Key]) -> dict[Key, Packed] | None:
@@ -123,25 +138,68 @@ class Loader:
             done(packed)
         else:
             self._waiting.setdefault(key, []).append(done)
-            while key in self._waiting and self._is_to_come(key) and self._actor is not None:
-                self._read_one()
-                if not self._actor.inline:
-                    break
+            if self._any_batch is not None:
+                self._read_batch(self._any_batch, key)
+            else:
+                self._read_up_to(key)
         self._read_ahead()
+
+    def _read_up_to(self, key: Key) -> None:
+        while key in self._waiting and self._is_to_come(key) and self._actor is not None:
+            self._read_one()
+            if self.is_stream and not self._actor.inline:
+                break  # which batch of a stream it is, is known when it arrives
 
     def release(self, keys: list[Key]) -> None:
         """Forget batches that are applied."""
         if self._direct is not None:
             return
         for key in keys:
+            if key not in self._claimed and (key in self._ready or key in self._reading):
+                self._unclaimed -= 1  # it was read ahead for nothing
+            if self._any_batch is None and (key in self._reading or self._is_to_come(key)):
+                self._too_late.add(key)
             self._ready.pop(key, None)
+            self._reading.discard(key)
             self._claimed.discard(key)
+        if self._any_batch is None:
+            # What is in order before the next batch that is needed has to be read too.
+            self._read_ahead()
 
     def _read_ahead(self) -> None:
         if self._actor is None or (self._actor.inline and not self.is_stream):
             return
-        while self._unclaimed < self._ahead and not self._is_over:
-            self._read_one()
+        source = self._any_batch
+        if source is None:
+            while self._unclaimed < self._ahead and not self._is_over:
+                self._read_one()
+            return
+        for _ in range(self._ahead):
+            if self._unclaimed >= self._ahead or self._is_over:
+                return
+            key = self._also.popleft() if self._also else self._next
+            self._next = max(self._next, self._after(key))
+            if key not in self._ready and self._is_wanted(key):
+                self._read_batch(source, key)
+
+    def _read_batch(self, source: MapSource, key: Key) -> None:
+        """Read this batch, whatever was read before it."""
+        if self._actor is None or key in self._reading:
+            return
+        if key in self._also:
+            self._also.remove(key)
+        self._reading.add(key)
+        self._unclaimed += 1
+        self._next = max(self._next, self._after(key))
+
+        def read() -> Packed:
+            return pack_batch(len(source.samples_of(key[1])), source.read(*key))
+
+        def arrived(packed: Packed) -> None:
+            if key in self._reading:  # else it is applied already
+                self._arrived(key, packed)
+
+        self._actor.call(read, arrived)
 
     @property
     def _is_over(self) -> bool:
@@ -153,14 +211,17 @@ class Loader:
     def _read_one(self) -> None:
         if self._actor is None:
             return
-        self._unclaimed += 1
-        if not self.is_stream:
-            key = self._also.popleft() if self._also else self._next
-            if key == self._next:
-                self._next = self._after(key)
-            self._actor.call(self._read, lambda packed: self._arrived(key, packed))
-        else:
+        if self.is_stream:
+            self._unclaimed += 1
             self._actor.call(self._read, self._stream_arrived)
+            return
+        key = self._also.popleft() if self._also else self._next
+        if key == self._next:
+            self._next = self._after(key)
+        if key not in self._too_late:
+            self._unclaimed += 1
+            self._reading.add(key)
+        self._actor.call(self._read, lambda packed: self._arrived(key, packed))
 
     def _after(self, key: Key) -> Key:
         epoch, batch = key
@@ -189,6 +250,10 @@ class Loader:
             self._discovered(epoch, packed.samples)
 
     def _arrived(self, key: Key, packed: Packed) -> None:
-        self._ready[key] = packed
+        self._reading.discard(key)
+        if key in self._too_late:
+            self._too_late.discard(key)
+        else:
+            self._ready[key] = packed
         for done in self._waiting.pop(key, ()):
             done(packed)

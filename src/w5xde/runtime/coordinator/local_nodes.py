@@ -8,6 +8,7 @@ import os
 from w5xde.control.pool.local_nodes import AbandonRun, Decision, LocalNodesCore, StartNode, TellUser
 from w5xde.control.pool.names import local_name
 from w5xde.runtime.coordinator.body import Coordinator
+from w5xde.runtime.coordinator.local_memory import LocalMemory
 from w5xde.runtime.node.exit_status import describe_status
 from w5xde.runtime.node.fork_server import ForkServer
 
@@ -19,14 +20,20 @@ class LocalNodes:
     """The nodes `local-1` to `local-N`, each started again when it ends too early."""
 
     def __init__(
-        self, server: ForkServer, coordinator: Coordinator, count: int, host: str, port: int
+        self,
+        server: ForkServer,
+        coordinator: Coordinator,
+        count: int,
+        address: tuple[str, int],
+        memory: LocalMemory,
     ) -> None:
         self._server = server
         self._coordinator = coordinator
+        self._memory = memory
         self._core = LocalNodesCore([local_name(i + 1) for i in range(count)])
         # If the coordinator listens on every address, its local nodes connect to the loopback address.
-        own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        self._ticket = coordinator.gatekeeper.local_ticket(own, port)
+        host, self._port = address
+        self._host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         self._loop = asyncio.get_running_loop()
 
     def start(self) -> None:
@@ -61,8 +68,19 @@ class LocalNodes:
         for decision in decisions:
             match decision:
                 case StartNode():
-                    self._server.start(decision.name, self._ticket)
+                    self._start(decision.name)
                 case TellUser():
                     self._coordinator.say("failed", decision.text, decision.name)
                 case AbandonRun():
                     self._coordinator.give_up(decision.reason)
+
+    def _start(self, name: str) -> None:
+        # A new process gets new memory: one before it that has lost its fork server may still write.
+        share = self._memory.new_share()
+        trouble = self._memory.take_trouble()
+        if trouble:
+            self._coordinator.say("no shared memory", trouble, "")
+        ticket = self._coordinator.gatekeeper.local_ticket(self._host, self._port, name, share)
+        self._server.start(name, ticket, share.descriptors if share is not None else ())
+        if share is not None:
+            share.updates.close()

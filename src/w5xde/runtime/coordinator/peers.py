@@ -233,12 +233,14 @@ class Peers:
             what = f"this node speaks protocol {hello.protocol}, the run needs {PROTOCOL_VERSION}"
             fix = f"install w5xde {w5xde.__version__} on both machines"
             self._refuse(peer, Refuse("W5-107", what, fix=fix))
-        elif self.gatekeeper.is_local_node(hello):
-            banned = self._bans.of_local_node(hello.name)
+            return
+        local = self.gatekeeper.local_node(hello)
+        if local is not None:
+            banned = self._bans.of_local_node(local.name or hello.name)
             if banned:
                 self._refuse(peer, Refuse("W5-114", f"this node is banned from the run: {banned}"))
             else:
-                self._welcome(peer, hello, Admission(is_local=True))
+                self._welcome(peer, hello, local)
         else:
             asked = self.gatekeeper.admit(hello, peer.candidate.address)
             asked.add_done_callback(lambda done: self._admitted(peer, hello, done))
@@ -278,6 +280,10 @@ class Peers:
             # The older peer may be a broken connection; then its goodbye is never read.
             copied = "another node came with its credential: was the state folder copied?"
             self.evict(self._peers[peer.name], copied if admission.node_id else "it was started again")
+        if hello.shares and admission.share is not None:
+            # After the older peer is evicted, whose updates lie there too.
+            admission.share.updates.reset()
+            peer.connection.share(admission.share)
         self._unnamed.discard(peer)
         peer.node_id, peer.is_looking = admission.node_id, hello.looks
         peer.device, peer.machine, peer.cores = hello.device, hello.machine, hello.cores

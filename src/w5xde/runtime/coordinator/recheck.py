@@ -58,7 +58,7 @@ class Recheck:
         """A lease that will be verified was sent, with a version that is kept."""
         self._sent[lease.id] = (version, batches)
 
-    def verify(self, lease: Lease, given: list[Contribution]) -> None:
+    def verify(self, lease: Lease, given: Contribution) -> None:
         """Compute the lease again and report how the answer compares."""
         version, batches = self._sent[lease.id]
         params = self._params[version]
@@ -79,7 +79,7 @@ class Recheck:
         self._params = {version: params for version, params in self._params.items() if version in needed}
 
     def _compare(
-        self, lease: Lease, given: list[Contribution], params: memoryview, batches: list[Packed]
+        self, lease: Lease, given: Contribution, params: memoryview, batches: list[Packed]
     ) -> Opinion:
         recomputer = self._recomputer or Recomputer(
             self._prepared.make_trainer(), self._prepared.rules.precision
@@ -87,16 +87,7 @@ class Recheck:
         # A run that does not verify keeps no second model for what is rare there.
         self._recomputer = recomputer if self._is_exact else None
         check = recomputer.check if self._is_exact else recomputer.check_size
-        if not lease.step.apart:
-            return check(given[0].vector, params, self._task(lease.step, lease.span, batches))
-        opinion = Opinion()
-        steps = lease.step.split[lease.span.start : lease.span.stop]
-        for step, each, batch in zip(steps, given, batches, strict=True):
-            found = check(each.vector, params, self._task(step, Span(0, 1), [batch]))
-            if found.wrong:
-                return found
-            opinion = opinion if opinion.unknown else found
-        return opinion
+        return check(given.vector, params, self._task(lease.step, lease.span, batches))
 
     def _task(self, step: StepPlan, span: Span, batches: list[Packed]) -> Task:
         values = []

@@ -19,22 +19,25 @@ from w5xde.control.steps.plan import Plan
 from w5xde.errors import StorageError, UsageError, W5xdeError
 from w5xde.learn.codecs.receiver import CodecReceiver
 from w5xde.learn.codecs.sender import is_never_encoded
-from w5xde.learn.data.sources import Start
+from w5xde.learn.data.sources import MapSource, Start
+from w5xde.learn.job.cacheable import slots_for
 from w5xde.learn.job.coordinator_setup import Prepared
 from w5xde.learn.job.job import describe
 from w5xde.learn.model.buffers import Buffers
 from w5xde.learn.step.incoming import UpdateReader
 from w5xde.learn.step.learner import Learner
 from w5xde.learn.step.sums import StepNotFinite
-from w5xde.messages import Welcome
+from w5xde.messages import TRAINED, Welcome
 from w5xde.runtime.admission.gatekeeper import Gatekeeper
 from w5xde.runtime.coordinator.canary_check import CanaryCheck
+from w5xde.runtime.coordinator.known_samples import KnownSamples
 from w5xde.runtime.coordinator.peers import Host, Peers
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.resume import Restored
 from w5xde.runtime.durable.run_folder import RunFolder
 from w5xde.runtime.net.listener import Listener, resolve_addresses
 from w5xde.runtime.net.sockets import configure
+from w5xde.runtime.system.memory import return_freed
 
 
 def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | None) -> CoordinatorCore:
@@ -48,7 +51,7 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
     if (
         settings.verify
         and prepared.source.draws
-        and settings.data == "stream"
+        and prepared.rules.data == "stream"
         and not settings.loader_workers
     ):
         raise UsageError(
@@ -78,22 +81,32 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         own_norm=prepared.own_norm,
         verify=settings.verify,
         is_large=prepared.learner.route.is_large,
-        stretches=_may_stretch(prepared.learner, settings),
+        delay_correction=settings.delay_correction,
+        stretches=_may_step_locally(prepared.learner, settings),
+        own_step_norm=prepared.own_step_norm,
         robust=settings.robust_rule,
     )
     # Not seeded by the run: a node that knows the run's seed must not foresee which answers are verified.
     return CoordinatorCore(plan, core, cut, random.SystemRandom())
 
 
-def _may_stretch(learner: Learner, settings: Settings) -> bool:
-    """Whether steps of one batch each can be lent, answered and applied together.
+def _may_step_locally(learner: Learner, settings: Settings) -> bool:
+    """Whether nodes may make steps of their own, and send the difference that these made.
 
-    They are rolled back together too, so a copy of the state must be cheap; and neither a scheduler nor the
-    step log may need each step on its own.
+    A difference is never encoded, and is rolled back if it breaks the model. A schedule, clipping, the step
+    log and verification need the gradient of each step, and so does a norm limit that the user set.
     """
     is_small = learner.can_roll_back and is_never_encoded(settings.directions.up, learner.vector_bytes)
-    is_counted = learner.scheduler is not None or settings.durability == "step"
-    return settings.step_batches == 1 and is_small and not is_counted
+    has_buffers = any(group.role != TRAINED for group in learner.flat.blueprint.moving_groups)
+    needs_gradients = (
+        learner.scheduler is not None
+        or settings.clip_norm is not None
+        or settings.durability == "step"
+        or settings.verify > 0
+        or settings.max_update_norm not in ("auto", "off")
+    )
+    is_asked = settings.local_steps and settings.mode == "async" and settings.step_batches == 1
+    return is_asked and is_small and not has_buffers and not needs_gradients
 
 
 def reading_start(plan: Plan) -> Start:
@@ -102,8 +115,22 @@ def reading_start(plan: Plan) -> Start:
     return Start(plan.cursor.epoch, plan.cursor.first, also)
 
 
+def build_known_samples(
+    prepared: Prepared, settings: Settings, peers: Peers, failed: Callable[[BaseException], None]
+) -> KnownSamples | None:
+    """Build what is known of the samples that nodes keep; None if they keep none."""
+    source, form = prepared.source, prepared.samples
+    if form is None or not isinstance(source, MapSource):
+        return None
+    slots = slots_for(form, source.samples, settings.cache_bytes)
+    return KnownSamples(source, form, slots, lambda: (peer for peer in peers if peer.is_ready), failed)
+
+
 def build_reader(learner: Learner, settings: Settings) -> UpdateReader:
     """Build the reader, which turns the updates of nodes into vectors."""
+    if learner.route.is_large:
+        # Updates need memory, and models that were only tried have left some.
+        return_freed()
     blueprint = learner.flat.blueprint
     receiver = CodecReceiver(
         settings.directions.up, blueprint.moving_groups, learner.vector_bytes, Buffers().take
@@ -211,5 +238,6 @@ def opening_notes(
     if restored.cut is None:
         yield "goes on", "there is no checkpoint of this run yet: it begins anew"
         return
-    where = f"step {core.view.progress.steps}, with {core.view.progress.epochs} epochs complete"
+    steps, epochs = core.view.progress.steps, core.view.progress.epochs
+    where = f"step {steps}, with {epochs} {'epoch' if epochs == 1 else 'epochs'} complete"
     yield "goes on", f"goes on from {where}; life {life} of this run's coordinator"

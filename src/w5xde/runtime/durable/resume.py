@@ -58,6 +58,8 @@ class KeptMeters(msgspec.Struct, frozen=True):
     evaluation: dict[str, float | None] = {}
     bytes_sent: int = 0
     bytes_received: int = 0
+    # Bytes of batches that were sent, by epoch.
+    data_bytes: dict[int, int] = {}
     nodes: list[KeptNode] = []
 
 

@@ -55,7 +55,8 @@ class RunFolder:
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "machine": platform.machine(),
-            "settings": msgspec.to_builtins(settings),
+            # With the number of batches that the default was when the run began: it decides the weights.
+            "settings": msgspec.to_builtins(settings) | {"batches_per_step": settings.step_batches},
         }
         # How far earlier lives wrote the ledger.
         self.ledger_extent = NO_LEDGER

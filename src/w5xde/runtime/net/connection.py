@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from w5xde.errors import RemoteProtocolError
 from w5xde.protocol.session import Session
@@ -39,6 +39,21 @@ MEASURED_BYTES_MIN = 64 * 1024
 _NEWEST = 0.5
 # How long a peer may take to read what was sent before the connection closes.
 LAST_WORDS_SECONDS = 5.0
+# How long a peer may take to close its side once it has our last message.
+GOODBYE_SECONDS = 1.0
+# What the peer sends after our last message is read in pieces of this size, and thrown away.
+UNREAD_BYTES = 64 * 1024
+
+
+class SharedMemory(Protocol):
+    """Memory that both sides of a connection map: a body that lies there is not sent, only its place."""
+
+    def offset_of(self, piece: memoryview) -> int | None:
+        """Where these bytes lie in the memory that the peer can read; None if they lie elsewhere."""
+
+    def body_at(self, offset: int, count: int) -> Body:
+        """A body that the peer has put there; raises RemoteProtocolError if nothing can lie there."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +90,7 @@ class Connection(asyncio.BufferedProtocol):
         self._body_since: tuple[float, int] | None = None
         self._decoder = Decoder(limits, owner.place)
         self._owner = owner
+        self._shared: SharedMemory | None = None
         self._transport: asyncio.Transport | None = None
         self._queue: deque[tuple[memoryview, Callable[[], None] | None]] = deque()
         self._unsent: list[Callable[[], None]] = []
@@ -96,6 +112,10 @@ class Connection(asyncio.BufferedProtocol):
     @limits.setter
     def limits(self, limits: Limits) -> None:
         self._decoder.limits = limits
+
+    def share(self, memory: SharedMemory) -> None:
+        """From now on bodies that lie in this memory are not sent, and the peer need not send its own."""
+        self._shared, self._decoder.shared = memory, memory.body_at
 
     @property
     def stuck_since(self) -> float | None:
@@ -126,10 +146,12 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._decoder.get_buffer()
+        return self._decoder.get_buffer() if not self._is_closing else memoryview(bytearray(UNREAD_BYTES))
 
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_received += nbytes
+        if self._is_closing:
+            return
         # Any byte is a sign of life: a large body may take longer than a node may be silent.
         self._owner.alive()
         try:
@@ -185,6 +207,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._shared = self._decoder.shared = None
         if self._direct is not None:
             self._stop_writing_directly()
             self._direct.close()
@@ -226,7 +249,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.session.say(message)
         body_bytes = sum(len(piece) for piece in pieces)
-        head = encode(message, body_bytes)
+        shared_at = self._shared_at(pieces)
+        head = encode(message, body_bytes, shared_at)
+        if shared_at is not None:
+            pieces, body_bytes = (), 0
         self.bytes_sent += len(head) + body_bytes
         if not self._queue and body_bytes <= JOIN_BYTES_MAX:
             self._held = b"".join((self._held, head, *pieces))
@@ -238,11 +264,17 @@ class Connection(asyncio.BufferedProtocol):
         self._release()
         if self._sending_since is None:
             self._sending_since = time.perf_counter()
-        self._queue.append((memoryview(head), None))
         last = len(pieces) - 1
+        self._queue.append((memoryview(head), sent if last < 0 else None))
         for at, piece in enumerate(pieces):
             self._queue.append((memoryview(piece).cast("B"), sent if at == last else None))
         self._pump()
+
+    def _shared_at(self, pieces: Sequence[Buffer]) -> int | None:
+        """Where in shared memory a body of one piece lies."""
+        if self._shared is None or len(pieces) != 1 or not isinstance(pieces[0], memoryview):
+            return None
+        return self._shared.offset_of(pieces[0]) if len(pieces[0]) else None
 
     def _write_directly(self, piece: memoryview) -> memoryview:
         """Write as much as the socket takes; returns the rest, which is written once there is room."""
@@ -285,9 +317,23 @@ class Connection(asyncio.BufferedProtocol):
         self._is_closing = True
         self._release()
         if self._transport is not None and not self._queue:
-            self._transport.close()
+            self._end_writing()
         if self._transport is not None:
             asyncio.get_running_loop().call_later(LAST_WORDS_SECONDS, self.abort)
+
+    def _end_writing(self) -> None:
+        """Everything was given to the transport: close it, as soon as the peer has closed its side.
+
+        A peer that is sending when we close at once gets an error, and never reads our last message.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if transport.can_write_eof():
+            transport.write_eof()
+            asyncio.get_running_loop().call_later(GOODBYE_SECONDS, transport.close)
+        else:
+            transport.close()
 
     def abort(self) -> None:
         """Close at once."""
@@ -319,4 +365,4 @@ class Connection(asyncio.BufferedProtocol):
             self._sending_since = None
         if self._is_closing and not self._queue and self._is_writable:
             # Not at once: asyncio may have called from the middle of its own writing, and would close twice.
-            asyncio.get_running_loop().call_soon(transport.close)
+            asyncio.get_running_loop().call_soon(self._end_writing)

@@ -20,6 +20,7 @@ from w5xde.errors import JoinError, TrainingError, W5xdeError
 from w5xde.learn.job.job import Job, describe
 from w5xde.learn.job.node_setup import NodeParts, prepare_node
 from w5xde.learn.model.device import choose_device
+from w5xde.learn.model.route import VectorRoute
 from w5xde.messages import (
     Beat,
     Bye,
@@ -41,7 +42,10 @@ from w5xde.runtime.net.dialer import Dialer
 from w5xde.runtime.net.sockets import configure
 from w5xde.runtime.node.executor import WorkExecutor
 from w5xde.runtime.node.limits import DISCARDED, WELCOME_LIMITS
+from w5xde.runtime.node.sample_cache import CacheKey, SampleCache, Unusable, open_cache
 from w5xde.runtime.system.machine import host_name
+from w5xde.runtime.system.memory import return_freed
+from w5xde.runtime.system.shared_memory import NodeRegions
 from w5xde.runtime.telemetry.callback_runner import CallbackRunner
 from w5xde.runtime.telemetry.status import NodeReport
 
@@ -63,8 +67,11 @@ class Node:
         settings: Settings,
         note: Callable[[str, str], None] = lambda kind, text: None,
         callbacks: Iterable[Callback] = (),
+        share: NodeRegions | None = None,
     ) -> None:
+        """`share` is the memory that this node shares with the coordinator that started it."""
         self._job = job
+        self._share = share
         self._pass = node_pass
         self._route = Dialer(node_pass.ticket, settings)
         self._settings = settings
@@ -79,6 +86,8 @@ class Node:
         self._welcome: tuple[Welcome, Body] | None = None
         self._refusal: W5xdeError | None = None
         self._dial_error: W5xdeError | None = None
+        # The cache whose trouble was told.
+        self._troubled: SampleCache | None = None
 
     async def run(self) -> NodeReport:
         """Work until the run is over. Raises the error that keeps this node from it."""
@@ -90,7 +99,7 @@ class Node:
             self.report,
             self._callbacks,
             failed=self._broke,
-            finished=lambda: self._dispatch(nd.Finished()),
+            finished=self._finished,
             is_cancelled=lambda lease: lease in self._core.cancelled,
         )
         self._ticker = self._loop.call_later(nd.TICK_SECONDS, self._tick)
@@ -130,6 +139,13 @@ class Node:
         """Leave the run after the message in progress."""
         self._dispatch(nd.LeaveRequested())
 
+    def _finished(self) -> None:
+        cache = self._executor.worker.cache if self._executor.worker is not None else None
+        if cache is not None and cache.trouble and cache is not self._troubled:
+            self._troubled = cache
+            self._note("no cache", f"no more samples can be kept here: {cache.trouble}")
+        self._dispatch(nd.Finished())
+
     def _dispatch(self, event: nd.Event) -> None:
         self._perform(self._core.handle(event, self._loop.time()))
 
@@ -145,7 +161,7 @@ class Node:
                 case nd.Handle():
                     self._executor.execute(*effect.item)
                 case nd.SayReady() if self._executor.worker is not None:
-                    self._say_ready(self._executor.worker.parts)
+                    self._say_ready(self._executor.worker.parts, self._executor.worker.cache)
                     self._executor.become_idle()
                     self._note("joined", f"joined {self.report.run} as {self.report.name} on {self._device}")
                 case nd.SayBeat():
@@ -180,7 +196,10 @@ class Node:
                 place=lambda message, count: self._executor.place(message, count, is_idle=self._core.is_idle),
                 admit=self._admit,
             )
-            return Connection(NODE, owner, WELCOME_LIMITS)
+            connection = Connection(NODE, owner, WELCOME_LIMITS)
+            if self._share is not None:
+                connection.share(self._share)
+            return connection
 
         try:
             await self._route.dial(make)
@@ -220,17 +239,18 @@ class Node:
         if self._connection is not None:
             self._connection.send(message)
 
-    def _say_ready(self, parts: NodeParts) -> None:
+    def _say_ready(self, parts: NodeParts, cache: SampleCache | None) -> None:
         connection, proof = self._connection, parts.proof
         if connection is None:
             return
-        if proof is None:
-            connection.send(Ready(parts.layout_digest))
-        else:
-            connection.send(Ready(parts.layout_digest, proof.seconds, connection.link), [proof.body])
+        proved = (proof.seconds, connection.link) if proof is not None else (0.0, 0.0)
+        kept = (cache.id, cache.slots) if cache is not None else (b"", 0)
+        pieces = [proof.body if proof is not None else b"", cache.held() if cache is not None else b""]
+        connection.send(Ready(parts.layout_digest, *proved, *kept), [piece for piece in pieces if piece])
 
     def _greet(self) -> None:
-        self._say(self._pass.greeting(self._wanted_name, self.report.run, self._device))
+        shares = self._share is not None
+        self._say(self._pass.greeting(self._wanted_name, self.report.run, self._device, shares=shares))
 
     def _heard(self, connection: Connection, message: Message, body: Body) -> None:
         match message:
@@ -268,24 +288,45 @@ class Node:
 
     # --- checking ---------------------------------------------------------------------------------
 
-    def _check(self) -> NodeParts | W5xdeError:
+    def _check(self) -> tuple[NodeParts, SampleCache | None] | W5xdeError:
         if self._welcome is None:
             raise ValueError("nothing to check against")
         (welcome, body), worker = self._welcome, self._executor.worker
         try:
             is_fit = worker is not None and worker.parts.fits(welcome)
-            parts = worker.parts if worker and is_fit else prepare_node(self._job, welcome, self._device)
+            parts = (
+                worker.parts
+                if worker and is_fit
+                else prepare_node(self._job, welcome, self._device, self._share)
+            )
             parts.prove(welcome, body)
         except W5xdeError as error:
             return error
-        return parts
+        if VectorRoute(parts.trainer.blueprint.moving_bytes).is_large:
+            return_freed()
+        return parts, self._open_cache(welcome)
 
-    def _checked(self, parts: NodeParts | W5xdeError) -> None:
-        if isinstance(parts, W5xdeError):
-            self._refusal = parts
-            self._dispatch(nd.Parted(parts.what, finished=False))
+    def _open_cache(self, welcome: Welcome) -> SampleCache | None:
+        """Open the file in which this node keeps samples; None if it keeps none."""
+        rules, settings = welcome.rules, self._settings
+        # With `auto`, the nodes that the coordinator's own command started get samples again: that costs less
+        # than looking after them.
+        if rules.data != "cached" or settings.data == "auto" or not settings.cache_bytes:
+            return None
+        key = CacheKey(welcome.run, rules.data_digest, rules.data_samples, rules.sample_bytes)
+        try:
+            return open_cache(key, settings.cache_bytes)
+        except Unusable as error:
+            text = f"samples are not kept: {error}"
+            self._loop.call_soon_threadsafe(self._note, "no cache", text)
+            return None
+
+    def _checked(self, checked: tuple[NodeParts, SampleCache | None] | W5xdeError) -> None:
+        if isinstance(checked, W5xdeError):
+            self._refusal = checked
+            self._dispatch(nd.Parted(checked.what, finished=False))
         else:
-            self._executor.begin(parts, self._connection)
+            self._executor.begin(*checked, self._connection)
             self._dispatch(nd.Checked())
 
     def _on_unexpected_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

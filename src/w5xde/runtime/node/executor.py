@@ -16,9 +16,10 @@ from w5xde.messages import Answer, Message, Params, Update, Work
 from w5xde.protocol.wire import Body, Stream
 from w5xde.runtime.net.connection import Connection
 from w5xde.runtime.node.limits import Discard, NodeLimits
+from w5xde.runtime.node.sample_cache import SampleCache
 from w5xde.runtime.node.worker import Computed, NodeWorker
 from w5xde.runtime.system.actor import Actor
-from w5xde.runtime.system.memory import available_bytes
+from w5xde.runtime.system.memory import available_bytes, keep_freed_memory
 from w5xde.runtime.telemetry.callback_runner import CallbackRunner
 from w5xde.runtime.telemetry.status import NodeReport
 
@@ -39,6 +40,7 @@ class WorkExecutor:
         finished: Callable[[], None],
         is_cancelled: Callable[[int], bool],
     ) -> None:
+        keep_freed_memory()
         self.actor = Actor("w5xde-trainer", failed, inline=False)
         self.worker: NodeWorker | None = None
         self._report = report
@@ -54,13 +56,16 @@ class WorkExecutor:
         # Seconds of transfer on this connection that were reported to the coordinator.
         self._network_seconds_told = 0.0
 
-    def begin(self, parts: NodeParts, connection: Connection | None) -> None:
+    def begin(self, parts: NodeParts, cache: SampleCache | None, connection: Connection | None) -> None:
         """The model is checked: accept work on this connection, if it is still open."""
         if self.worker is None or self.worker.parts is not parts:
             self.worker = NodeWorker(parts, self._loop.time, self._is_cancelled)
+        self.worker.cache = cache
         use_threads(parts.welcome.rules.threads)
         if connection is not None:
-            self._limits = NodeLimits(parts.trainer.blueprint, available_bytes())
+            self._limits = NodeLimits(
+                parts.trainer.blueprint, available_bytes(), parts.welcome.rules.sample_bytes
+            )
             self._connection, connection.limits = connection, self._limits.frame
             self._network_seconds_told = 0.0
 
@@ -109,9 +114,15 @@ class WorkExecutor:
 
         def answer(computed: Computed) -> None:
             self._count(message, computed, waited)
-            # Leases of a connection that broke meanwhile are void, and so is their answer.
-            if connection is not None and connection is self._connection:
+            # Leases of a connection that broke or ended meanwhile are void, and so is their answer.
+            if (
+                connection is not None
+                and connection is self._connection
+                and connection.session.may_say(Update)
+            ):
                 self._send(connection, worker, message, computed, waited)
+            else:
+                worker.recycle(computed)
             self.become_idle()
             self._done(message, body_bytes)
 
@@ -125,13 +136,6 @@ class WorkExecutor:
     def _send(
         self, connection: Connection, worker: NodeWorker, work: Work, computed: Computed, waited: float
     ) -> None:
-        if not connection.session.may_say(Update):
-            return
-
-        def sent() -> None:
-            for vector in computed.lent:
-                worker.parts.trainer.recycle(vector)
-
         codec_seconds = worker.take_codec_seconds()
         transferring = connection.seconds_sending + connection.seconds_receiving
         network_seconds = transferring - self._network_seconds_told
@@ -146,8 +150,10 @@ class WorkExecutor:
             codec_seconds,
             network_seconds,
             connection.link,
+            computed.stored,
+            computed.squares,
         )
-        connection.send(update, computed.pieces, sent)
+        connection.send(update, computed.pieces, lambda: worker.recycle(computed))
 
     def _count(self, work: Work, computed: Computed, waited: float) -> None:
         report, seconds = self._report, computed.compute_seconds

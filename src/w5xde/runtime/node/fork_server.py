@@ -4,7 +4,8 @@
 
 The guard is forked before its owner has sockets, so nodes share the memory of everything that is loaded and
 start in milliseconds. It only waits for the fork server and forks another one if that dies. All of them end
-when their owner does. Decides nothing: the owner says which node is started when.
+when their owner does. A request carries the descriptors of the memory that the owner shares with the node.
+Decides nothing: the owner says which node is started when.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -31,6 +34,7 @@ from w5xde.learn.job.job import Job
 from w5xde.runtime.admission.node_pass import NodePass
 from w5xde.runtime.node.body import Node
 from w5xde.runtime.node.exit_status import exit_status
+from w5xde.runtime.system.shared_memory import NodeRegions
 from w5xde.ticket import Ticket, parse
 
 # How long nodes may take to end after their owner has ended.
@@ -45,6 +49,8 @@ START_SECONDS = 10.0
 REAP_SECONDS = 0.1
 # A fork server that dies this often in one run is killed by something that will not stop.
 FORK_SERVERS_MAX = 10
+# The kernel passes no more descriptors in one message, and reading never joins two such messages.
+DESCRIPTORS_MAX = 253
 STOP = "stop"
 
 # Called with a kind, the name of a node and a number: ("serving", "-", pid of a new fork server),
@@ -94,10 +100,13 @@ class ForkServer:
         self._socket.setblocking(False)
         asyncio.get_running_loop().add_reader(self._socket, self._read)
 
-    def start(self, name: str, ticket: Ticket) -> None:
-        """Request a node. Callers have few requests open at a time, so the socket always has room."""
+    def start(self, name: str, ticket: Ticket, descriptors: Sequence[int] = ()) -> None:
+        """Request a node. Callers have few requests open at a time, so the socket always has room.
+
+        The node gets copies of the descriptors.
+        """
         # The socket belongs to these processes alone; arguments or environment would show the secret.
-        _send(self._socket, f"{name} {ticket.to_text()}")
+        _send(self._socket, f"{name} {len(descriptors)} {ticket.to_text()}", descriptors)
 
     def _read(self) -> None:
         data = _receive(self._socket)
@@ -167,27 +176,70 @@ def _guard(requests: socket.socket, job: Job, settings: Settings) -> None:
             return
 
 
+@dataclass(slots=True)
+class _Request:
+    """Start the node of this name, or stop; the descriptors are for the node's process alone."""
+
+    name: str
+    ticket: str = ""
+    descriptors: list[int] = field(default_factory=list)
+
+    def drop(self) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+class _Requests:
+    """Reads requests. Descriptors arrive with the first byte of the message that carries them."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._text = b""
+        self._descriptors: deque[int] = deque()
+
+    def read(self) -> deque[_Request] | None:
+        """The requests that have arrived; None if the owner has ended."""
+        try:
+            data, received, _, _ = socket.recv_fds(self._socket, 65536, DESCRIPTORS_MAX)
+        except ConnectionResetError:
+            return None
+        self._descriptors.extend(received)
+        *lines, self._text = (self._text + data).split(b"\n")
+        return deque(self._parse(line.decode()) for line in lines) if data else None
+
+    def _parse(self, line: str) -> _Request:
+        name, *rest = line.split(" ")
+        if not rest:
+            return _Request(name)
+        count, ticket = rest
+        return _Request(name, ticket, [self._descriptors.popleft() for _ in range(int(count))])
+
+    def close(self) -> None:
+        """In a node's process: neither requests nor what they carry concern it."""
+        self._socket.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+
+
 def _serve(requests: socket.socket, job: Job, settings: Settings) -> None:
     nodes: dict[int, str] = {}
     _discard(requests)
     _send(requests, f"serving - {os.getpid()}")
-    text = b""
+    reader = _Requests(requests)
     is_stopped = False
     while not is_stopped:
         if select.select([requests], [], [], REAP_SECONDS)[0]:
-            data = _receive(requests)
-            if not data:
+            asked = reader.read()
+            if asked is None:
                 break
-            *lines, text = (text + data).split(b"\n")
-            for line in lines:
-                name, _, ticket = line.decode().partition(" ")
-                is_stopped = is_stopped or name == STOP
+            while asked:
+                request = asked.popleft()
+                is_stopped = is_stopped or request.name == STOP
                 # The owner repeats requests of which it does not know whether this server has them.
-                if not is_stopped and name not in nodes.values():
-                    _send(
-                        requests,
-                        _start(requests, nodes, name, partial(_run_node, job, name, ticket, settings)),
-                    )
+                if not is_stopped and request.name not in nodes.values():
+                    run = partial(_run_requested, reader, asked, job, request, settings)
+                    _send(requests, _start(nodes, request.name, run))
+                request.drop()
         for name, status in _reap(nodes):
             _send(requests, f"ended {name} {status}")
     deadline = time.monotonic() + (0.0 if is_stopped else GRACE_SECONDS)
@@ -203,14 +255,13 @@ def _serve(requests: socket.socket, job: Job, settings: Settings) -> None:
         _send(requests, f"ended {name} {-signal.SIGKILL}")
 
 
-def _start(requests: socket.socket, nodes: dict[int, str], name: str, run: Callable[[], None]) -> str:
+def _start(nodes: dict[int, str], name: str, run: Callable[[], None]) -> str:
     """Fork a process that runs a node; returns what to report of it."""
     try:
         pid = os.fork()
     except OSError as error:
         return f"failed {name} {error.errno}"
     if pid == 0:
-        requests.close()
         _run_and_exit(run)
     nodes[pid] = name
     return f"started {name} {pid}"
@@ -225,10 +276,13 @@ def _reap(nodes: dict[int, str]) -> Iterator[tuple[str, int]]:
         yield nodes.pop(pid), os.waitstatus_to_exitcode(status)
 
 
-def _send(sock: socket.socket, line: str) -> None:
+def _send(sock: socket.socket, line: str, descriptors: Sequence[int] = ()) -> None:
+    text = f"{line}\n".encode()
     # If the other side was killed, reading will tell.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        sock.sendall(f"{line}\n".encode())
+        # They travel with the first byte; without the others it would not be a message.
+        sent = socket.send_fds(sock, [text], descriptors) if descriptors else 0
+        sock.sendall(text[sent:])
 
 
 def _receive(sock: socket.socket) -> bytes:
@@ -245,13 +299,28 @@ def _discard(requests: socket.socket) -> None:
         pass
 
 
-def _run_node(job: Job, name: str, ticket: str, settings: Settings) -> None:
+def _run_requested(
+    reader: _Requests, others: Iterable[_Request], job: Job, request: _Request, settings: Settings
+) -> None:
+    """In a node's process: close what is not for it, then run the node."""
+    reader.close()
+    for other in others:
+        other.drop()
+    _run_node(job, request.name, request.ticket, settings, request.descriptors)
+
+
+def _run_node(job: Job, name: str, ticket: str, settings: Settings, descriptors: Sequence[int]) -> None:
     """The main function of a node's process; its exit status says what went wrong."""
     server = os.getppid()
     _yield_to_coordinator()
     own = msgspec.structs.replace(settings, node_name=name, wait=START_SECONDS)
+    share = None
+    # Without it the node sends and receives everything by its socket.
+    with contextlib.suppress(OSError):
+        share = NodeRegions(descriptors) if descriptors else None
+    node = Node(job, NodePass(parse(ticket), keeps=False), own, share=share)
     try:
-        asyncio.run(_until_orphaned(Node(job, NodePass(parse(ticket), keeps=False), own), server))
+        asyncio.run(_until_orphaned(node, server))
     except W5xdeError as error:
         if settings.log != "silent" and os.getppid() == server:
             print(f"{name}: {error.lines()[0]}", file=sys.stderr, flush=True)

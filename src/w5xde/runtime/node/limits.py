@@ -32,8 +32,8 @@ GROWTH = 32
 META_BYTES_MAX = 64 * _MIB
 # A coordinator lends one lease to compute and one to wait, each perhaps with its parameters.
 WAITING_MAX = 64
-# The most batches of a loan, as many as a step may have; and of one that is `apart`, whose batches take a
-# vector each.
+# The most batches of a loan, as many as a step may have; and of one that is `apart`, which no Cancel
+# interrupts.
 BATCHES_MAX = 65536
 APART_MAX = 64
 # Each discarded message makes the coordinator halve what it lends: sixteen times until one batch is left, and
@@ -62,8 +62,10 @@ class Discard:
 class NodeLimits:
     """What one node accepts on one connection."""
 
-    def __init__(self, blueprint: Blueprint, memory_bytes: int) -> None:
+    def __init__(self, blueprint: Blueprint, memory_bytes: int, sample_bytes: int = 0) -> None:
+        """`sample_bytes`: what a sample takes that arrives as a number."""
         self._blueprint = blueprint
+        self._sample_bytes = sample_bytes
         self._work_bytes_max = max(WORK_BYTES_LEAST, int(memory_bytes * MEMORY_PART))
         self._waiting = self._waiting_bytes = self._discarded_in_a_row = 0
         # A body of any length may begin: `check_size` refuses it by its message, and `fits` discards it.
@@ -73,15 +75,23 @@ class NodeLimits:
         """Raise before a body is received, if no message that this node accepts is so large."""
         if isinstance(message, Params):
             self._check_params(message, body_bytes)
-        elif body_bytes > self._work_bytes_max and not (isinstance(message, Work) and _batches(message) > 1):
+        elif not self.fits(message, body_bytes) and not (isinstance(message, Work) and _batches(message) > 1):
+            count = self._bytes_of(message, body_bytes)
             raise RemoteProtocolError(
-                f"a batch of {body_bytes} bytes; this machine holds {self._work_bytes_max} at a time",
+                f"a batch of {count} bytes; this machine holds {self._work_bytes_max} at a time",
                 code="W5-121",
             )
 
     def fits(self, message: Message, body_bytes: int) -> bool:
         """Whether this node can hold a body; if not, it must discard it, and ask for less by dropping it."""
-        return not isinstance(message, Work) or body_bytes <= self._work_bytes_max
+        return isinstance(message, Params) or self._bytes_of(message, body_bytes) <= self._work_bytes_max
+
+    def _bytes_of(self, message: Message, body_bytes: int) -> int:
+        """The bytes of a message, with those of samples that are not in its body but in our cache."""
+        if not self._sample_bytes or not isinstance(message, Work):
+            return body_bytes
+        listed = [batch.samples for loan in message.loans for batch in loan.batches if batch.listed]
+        return body_bytes + self._sample_bytes * sum(listed)
 
     def take(self, message: Params | Work, body: Body) -> Body:
         """Count a message as waiting until `done`; returns its body, or DISCARDED if it does not fit."""
@@ -94,6 +104,7 @@ class NodeLimits:
             body = DISCARDED
         if isinstance(message, Work):
             self._discarded_in_a_row = self._discarded_in_a_row + 1 if body is DISCARDED else 0
+            # Listed samples take memory only when their batch is computed.
             self._waiting_bytes += len(body)
         self._waiting += 1
         if self._waiting > WAITING_MAX or self._waiting_bytes > 2 * self._work_bytes_max:

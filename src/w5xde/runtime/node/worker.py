@@ -21,12 +21,13 @@ from w5xde.learn.codecs.sender import CodecSender, is_never_encoded
 from w5xde.learn.data.payload import Unpacker
 from w5xde.learn.job.job import BatchFailed
 from w5xde.learn.job.node_setup import NodeParts
-from w5xde.learn.model.layout import Vector, memory_of
-from w5xde.learn.model.route import is_large
-from w5xde.learn.train.trainer import Outcome, Task
+from w5xde.learn.model.layout import Vector
+from w5xde.learn.train.trainer import Task
 from w5xde.messages import Answer, Loan, Params, Work
 from w5xde.protocol.wire import Body
 from w5xde.runtime.node.limits import DISCARDED
+from w5xde.runtime.node.listed_batches import ListedBatches
+from w5xde.runtime.node.sample_cache import SampleCache
 from w5xde.tree import Span, batch_seed
 
 _ALONE = Span(0, 1)
@@ -38,10 +39,22 @@ class Computed:
 
     answers: list[Answer] = field(default_factory=list)
     pieces: list[memoryview] = field(default_factory=list)
+    # The squared norm of each batch's gradient, if the Work wants them and all of it was computed.
+    squares: list[float] = field(default_factory=list)
     # The vectors that `pieces` are views of: they may be used again once the pieces are sent.
     lent: list[Vector] = field(default_factory=list)
     compute_seconds: float = 0.0
     core_seconds: float = 0.0
+    # Whether the node keeps the samples that came with the Work.
+    stored: bool = False
+
+
+class SamplesMissing(Exception):
+    """Samples of a lease are not in the node's cache; `bits` says which."""
+
+    def __init__(self, bits: bytes) -> None:
+        super().__init__("samples are missing")
+        self.bits = bits
 
 
 class NodeWorker:
@@ -51,6 +64,8 @@ class NodeWorker:
         self, parts: NodeParts, clock: Callable[[], float], is_cancelled: Callable[[int], bool]
     ) -> None:
         self.parts = parts
+        # Where this node keeps samples, if it does.
+        self.cache: SampleCache | None = None
         self._clock = clock
         self._is_cancelled = is_cancelled
         self._blueprint = parts.trainer.blueprint
@@ -71,7 +86,7 @@ class NodeWorker:
     def place(self, params: Params, count: int) -> Body | None:
         """Return the model's own memory for parameters to be received into; nothing may be computing."""
         self._placed = None
-        if params.codec == NONE and is_large(count):
+        if params.codec == NONE:
             self._placed = self.parts.trainer.memory(count, whole=params.whole)
         return self._placed
 
@@ -101,64 +116,85 @@ class NodeWorker:
             return Computed([Answer(loan.lease, dropped=True) for loan in work.loans])
         done = Computed()
         begun, on_core = self._clock(), time.process_time()
-        unpacker = Unpacker(body)
-        tasks = [self._tasks(loan, unpacker) for loan in work.loans]
-        self.parts.trainer.look_ahead([each for some in tasks if isinstance(some, list) for each in some])
+        unpacker, cache = Unpacker(body), self.cache
+        listed = ListedBatches(cache, self.parts.welcome.rules, body) if cache is not None else None
+        tasks = [self._tasks(loan, unpacker, listed, measures=work.measures) for loan in work.loans]
+        done.stored = listed is not None and listed.stored
+        # Local steps change the parameters after each batch: none of these can be computed ahead.
+        ahead: list[Task] = []
+        for loan, some in zip(work.loans, tasks, strict=True):
+            ahead += some if isinstance(some, list) and not loan.apart else []
+        self.parts.trainer.look_ahead(ahead)
         ahead_seconds = (self._clock() - begun) / max(1, len(tasks))
         for loan, some in zip(work.loans, tasks, strict=True):
             begun = self._clock()
-            answer, vectors = self._compute(loan, some, begun - ahead_seconds)
+            answer, vector = self._compute(loan, some, begun - ahead_seconds, done.squares)
             done.compute_seconds += answer.seconds
-            if self._sender is None or loan.apart:
-                done.lent += vectors
-                done.pieces += memory_of(vectors)
-            elif vectors:
-                answer = self._pack(self._sender, answer, vectors[0], done, begun)
+            if vector is not None and (self._sender is None or loan.apart):
+                done.lent.append(vector)
+                done.pieces.append(vector.memory)
+            elif vector is not None and self._sender is not None:
+                answer = self._pack(self._sender, answer, vector, done, begun)
             done.answers.append(answer)
+        if len(done.squares) != sum(len(loan.batches) for loan in work.loans):
+            done.squares.clear()  # a loan failed, or was dropped
         done.core_seconds = time.process_time() - on_core
         return done
 
-    def _tasks(self, loan: Loan, unpacker: Unpacker) -> list[Task] | W5xdeError:
-        """Return the task of a loan, or one for each batch if they are apart; or the error in them."""
+    def recycle(self, computed: Computed) -> None:
+        """The vectors of these answers were sent, or will never be: their memory may be used again."""
+        for vector in computed.lent:
+            self.parts.trainer.recycle(vector)
+
+    def _tasks(
+        self, loan: Loan, unpacker: Unpacker, listed: ListedBatches | None, *, measures: bool
+    ) -> list[Task] | W5xdeError | SamplesMissing:
+        """Return the task of a loan, or one for each batch if it is `apart`; or why there is none."""
         source = self.parts.source
         try:
             batches = []
             for batch in loan.batches:
-                value: Any = unpacker.unpack(batch.item, batch.at)
+                value: Any
+                if batch.listed is None:
+                    value = unpacker.unpack(batch.item, batch.at)
+                else:
+                    value = _require(listed).read(batch, batch.listed)
                 if source is not None:
                     seed = batch_seed(self.parts.welcome.rules.seed, loan.epoch, batch.index)
                     _require_indices(value, batch.samples, source.samples)
                     value = source.read_indices(value, seed)
                 batches.append((batch.index, batch.samples, value))
         except W5xdeError as error:
+            if listed is not None:
+                listed.stored = False
             return error
+        if listed is not None and (missing := listed.take_missing(loan)):
+            return SamplesMissing(missing)
         if loan.apart:
             return [Task(loan.epoch, _ALONE, 1, each[1], [each]) for each in batches]
-        return [Task(loan.epoch, Span(loan.start, loan.stop), loan.count, loan.samples, batches)]
+        span = Span(loan.start, loan.stop)
+        return [Task(loan.epoch, span, loan.count, loan.samples, batches, measures)]
 
     def _compute(
-        self, loan: Loan, tasks: list[Task] | W5xdeError, begun: float
-    ) -> tuple[Answer, list[Vector]]:
+        self, loan: Loan, tasks: list[Task] | W5xdeError | SamplesMissing, begun: float, squares: list[float]
+    ) -> tuple[Answer, Vector | None]:
+        """The answer to a loan and its vector; adds the squared norms of its batches, if they are wanted."""
+        if isinstance(tasks, SamplesMissing):
+            return Answer(loan.lease, dropped=True, missing=tasks.bits), None
         if self._is_cancelled(loan.lease):
-            return Answer(loan.lease, dropped=True), []
-        outcomes: list[Outcome] = []
+            return Answer(loan.lease, dropped=True), None
         try:
             if isinstance(tasks, W5xdeError):
                 raise tasks
-            outcomes.extend(map(self.parts.trainer.compute, tasks))
+            if loan.apart:
+                outcome = self.parts.local_steps.compute(tasks)
+            else:
+                outcome = self.parts.trainer.compute(tasks[0])
         except (BatchFailed, W5xdeError) as error:
-            for outcome in outcomes:
-                self.parts.trainer.recycle(outcome.vector)
-            return Answer(loan.lease, seconds=self._clock() - begun, failure=str(error)[:2000]), []
+            return Answer(loan.lease, seconds=self._clock() - begun, failure=str(error)[:2000]), None
         seconds = self._clock() - begun
-        losses = [outcome.loss_sum for outcome in outcomes]
-        absents = [outcome.absent for outcome in outcomes]
-        if loan.apart:
-            told = absents if any(absents) else []
-            answer = Answer(loan.lease, sum(losses), seconds, losses=losses, absents=told)
-        else:
-            answer = Answer(loan.lease, losses[0], seconds, absents[0])
-        return answer, [outcome.vector for outcome in outcomes]
+        squares += outcome.squares
+        return Answer(loan.lease, outcome.loss_sum, seconds, outcome.absent), outcome.vector
 
     def _pack(
         self, sender: CodecSender, answer: Answer, vector: Vector, done: Computed, now: float
@@ -178,6 +214,12 @@ class NodeWorker:
             codec=encoded.spec,
             body_bytes=encoded.encoded_bytes,
         )
+
+
+def _require(listed: ListedBatches | None) -> ListedBatches:
+    if listed is None:
+        raise RemoteProtocolError("a list of samples, and this node keeps none", code="W5-120")
+    return listed
 
 
 def _require_indices(value: Any, count: int, samples: int) -> None:

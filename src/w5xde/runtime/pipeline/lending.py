@@ -13,7 +13,7 @@ from w5xde.control.steps.leases import Lease
 from w5xde.control.view import CoreView
 from w5xde.learn.data.payload import Packed
 from w5xde.learn.data.sources import Key
-from w5xde.messages import Batch, Cancel, Loan, Params, Work
+from w5xde.messages import Batch, Cancel, Loan, Params, SampleList, Work
 from w5xde.runtime.pipeline.peer import Peer, SentWork
 from w5xde.runtime.pipeline.ports import Ports, Snapshot
 from w5xde.runtime.telemetry.meters import Meters
@@ -41,9 +41,9 @@ class Lending:
                 self._dispatch(ev.Dropped(effect.node, lease.id))
             return
         self._to_verify.update(effect.verify)
-        keys = [key for lease in leases for key in lease.step.keys[lease.span.start : lease.span.stop]]
+        keys = self._keys_to_read(peer, leases)
         found: PackedBatches = self._ports.batches.at_once(keys) or {}
-        if found:
+        if len(found) == len(keys):
             self._send_parameters(peer, leases, found)
             return
 
@@ -54,6 +54,16 @@ class Lending:
 
         for key in keys:
             self._ports.batches.get(key, lambda packed, key=key: arrived(key, packed))  # type: ignore[misc]
+
+    def _keys_to_read(self, peer: Peer, leases: list[Lease]) -> list[Key]:
+        """The batches of these leases, without those whose samples the peer is known to keep."""
+        samples = self._ports.samples
+        return [
+            key
+            for lease in leases
+            for key in lease.step.keys[lease.span.start : lease.span.stop]
+            if samples is None or lease.id in self._to_verify or samples.needs_reading(peer, key)
+        ]
 
     def cancel(self, effect: ev.CancelLeases) -> None:
         peer = self._ports.peers.get(effect.node)
@@ -110,23 +120,31 @@ class Lending:
                 self._dispatch(ev.Dropped(peer.name, lease.id))
 
     def _send_wanted(self, peer: Peer, wanted: list[Lease], found: PackedBatches) -> None:
+        samples = self._ports.samples if peer.samples is not None else None
         pieces: list[memoryview] = []
         loans = []
+        listed: dict[int, list[tuple[int, SampleList | None]]] = {}
         at = 0
         for lease in wanted:
             step, (start, stop) = lease.step, lease.span
             batches = []
             for position in range(start, stop):
-                packed = found[step.epoch, step.first + position]
-                batches.append(Batch(step.first + position, packed.samples, at, packed.item))
+                key = (step.epoch, step.first + position)
+                packed = samples.as_sent(peer, key, found.get(key)) if samples is not None else found[key]
+                batches.append(Batch(key[1], packed.samples, at, packed.item, packed.listed))
                 pieces += packed.pieces
                 at += packed.body_bytes
             if lease.id in self._to_verify:
                 self._ports.verifier.sent(peer.version, lease, [found[key] for key in step.keys[start:stop]])
             place = (step.epoch, start, stop, step.count, step.samples)
             loans.append(Loan(lease.id, *place, batches, step.apart))
+            if samples is not None:
+                listed[lease.id] = [(batch.samples, batch.listed) for batch in batches]
         batch_count = sum([lease.span.count for lease in wanted])
-        apart = {lease.id: lease.span.count if lease.step.apart else 0 for lease in wanted}
-        self._ports.peers.allow_vectors(peer, sum([max(1, count) for count in apart.values()]))
-        peer.works.append(SentWork(apart, batch_count, self._ports.clock()))
-        peer.connection.send(Work(peer.version, loans, peer.connection.link), pieces)
+        self._ports.peers.allow_vectors(peer, len(wanted))
+        leases = [lease.id for lease in wanted]
+        peer.works.append(SentWork(leases, batch_count, self._ports.clock(), listed))
+        measures = any(self._meters.noise.wants(lease.step) for lease in wanted)
+        before = peer.connection.bytes_sent
+        peer.connection.send(Work(peer.version, loans, peer.connection.link, measures), pieces)
+        self._meters.sent_data(loans[0].epoch, peer.connection.bytes_sent - before)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from w5xde.control.codec_choice import CodecChoice
 from w5xde.control.pool.patience import Patience, Signs
 from w5xde.learn.codecs.sender import CodecSender
-from w5xde.messages import Message, Update
+from w5xde.learn.data.samples import SampleSet
+from w5xde.messages import Message, SampleList, Update
 from w5xde.protocol.session import Session
 from w5xde.protocol.wire import Limits
+from w5xde.runtime.net.connection import SharedMemory
 from w5xde.runtime.net.listener import Candidate
 
 
@@ -37,6 +39,7 @@ class Link(Protocol):
         *,
         hold: bool = False,
     ) -> None: ...
+    def share(self, memory: SharedMemory) -> None: ...
     def go_on(self) -> None: ...
     def close(self) -> None: ...
     def abort(self) -> None: ...
@@ -50,10 +53,19 @@ class Link(Protocol):
 class SentWork(NamedTuple):
     """A Work message whose answers have not come."""
 
-    # For each lease how many of its batches are steps of their own; 0: one sum is sent for all.
-    leases: dict[int, int]
+    leases: list[int]
     batches: int
     sent_at: float
+    # To a node that keeps samples: the batches of each lease, as they were listed (None: sent whole).
+    listed: Mapping[int, Sequence[tuple[int, SampleList | None]]] = {}
+
+
+class AnnouncedCache(NamedTuple):
+    """A cache as its node describes it: nodes of one machine share a cache, and its id."""
+
+    id: bytes
+    slots: int
+    held: bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +94,11 @@ class Peer:
     # Answers come in the order of these.
     works: deque[SentWork] = field(default_factory=deque)
     answered_at: float = 0.0
+    # Which samples its cache held when it joined, and what is known to be there now; None: it has no cache.
+    announced: AnnouncedCache | None = None
+    samples: SampleSet | None = None
+    # Its answers in a row that missed samples and computed nothing.
+    misses: int = 0
     # How many vectors its largest answer may have.
     frame_vectors: int = 1
     # How parameters are encoded for it.

@@ -15,7 +15,8 @@ from w5xde.learn.data.payload import Packed
 from w5xde.learn.data.sources import Key
 from w5xde.learn.step.incoming import Checked, IncomingVector
 from w5xde.learn.step.sums import Contribution, StepSums, Total
-from w5xde.runtime.pipeline.peer import Peer
+from w5xde.messages import Update
+from w5xde.runtime.pipeline.peer import Peer, SentWork
 
 
 class Tasks(Protocol):
@@ -46,6 +47,19 @@ class Batches(Protocol):
     def release(self, keys: list[Key]) -> None: ...
 
 
+class Samples(Protocol):
+    """The samples that nodes keep, with `--data cached`."""
+
+    def needs_reading(self, peer: Peer, key: Key) -> bool:
+        """Whether a batch must be read to be sent to this peer; if not, its sample numbers suffice."""
+
+    def as_sent(self, peer: Peer, key: Key, packed: Packed | None) -> Packed:
+        """A batch as it is sent to this peer: with the samples that it lacks, and numbers for all."""
+
+    def answered(self, peer: Peer, work: SentWork, update: Update) -> None:
+        """Note which samples the peer stored, and which it misses."""
+
+
 class StepMaker(Protocol):
     """The learner: makes optimizer steps from sums. Used only where `Tasks` calls."""
 
@@ -58,7 +72,7 @@ class StepMaker(Protocol):
         """Whether its state is that of a version: not if it failed in the middle of a step."""
 
     def apply(self, totals: list[Total]) -> list[float]: ...
-    def apply_all(self, steps: list[list[Total]]) -> tuple[list[list[float]], BaseException | None]: ...
+    def apply_all(self, totals: list[Total]) -> tuple[list[float], BaseException | None]: ...
     def body_of(self, total: Total) -> bytes | memoryview:
         """The sum of a step as bytes, for the step log."""
 
@@ -106,7 +120,7 @@ class Verifier(Protocol):
     def sent(self, version: int, lease: Lease, batches: list[Packed]) -> None:
         """A lease that will be verified was sent, with a version that is kept."""
 
-    def verify(self, lease: Lease, given: list[Contribution]) -> None:
+    def verify(self, lease: Lease, given: Contribution) -> None:
         """Compare this answer with our own; the core hears of it as `Verified`."""
 
 
@@ -129,3 +143,5 @@ class Ports:
     batches: Batches
     model: ModelPorts
     verifier: Verifier
+    # None: every batch is sent whole.
+    samples: Samples | None = None

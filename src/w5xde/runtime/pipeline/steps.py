@@ -22,17 +22,24 @@ from w5xde.runtime.telemetry.meters import Meters
 
 # A decision, with what it needs: the update that came, or the cut to be logged with a step.
 _Decided: TypeAlias = (
-    tuple[ev.Fold, list[Contribution]] | tuple[ev.Step, Cut | None] | tuple[ev.SetAside | ev.Reopen, None]
+    tuple[ev.Fold, Contribution] | tuple[ev.Step, Cut | None] | tuple[ev.SetAside | ev.Reopen, None]
 )
 
 
 @dataclass(slots=True)
 class Applied:
-    """A step that was made, or all steps of a stretch: the mean loss of each."""
+    """A step that was made, or a stretch of steps, and its mean loss."""
 
     step: ev.Step
-    losses: list[float]
+    loss: float
     is_durable: bool
+    # If its gradients were measured: the squared norms of its batches, and that of their mean.
+    squares: tuple[tuple[float, ...], float] | None = None
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of each step: of a stretch the mean is known alone."""
+        return [self.loss] * self.step.steps
 
 
 # Steps that were made, then those that were rolled back; and the error that broke the learner, if any.
@@ -65,12 +72,10 @@ class Steps:
 
     # --- what the core decided --------------------------------------------------------------------
 
-    def fold(self, effect: ev.Fold, given: list[Contribution]) -> None:
+    def fold(self, effect: ev.Fold, given: Contribution) -> None:
         lease = effect.lease
-        before = lease.span.start if lease.step.apart else 0
-        self._meters.folded(effect.staleness + before, len(given))
-        loss_sum = sum([each.loss_sum for each in given])
-        self._meters.node(lease.node).loss = loss_sum / lease.samples
+        self._meters.folded(effect.staleness)
+        self._meters.node(lease.node).loss = given.loss_sum / lease.samples
         self._decided.append((effect, given))
 
     def set_aside(self, effect: ev.SetAside) -> None:
@@ -107,7 +112,7 @@ class Steps:
                 elif isinstance(effect, ev.Reopen):
                     self._sums.drop(effect.plan.index)
                     self._sums.leave_empty(effect.plan, effect.empty)
-                elif isinstance(given, list):
+                elif isinstance(given, Contribution):
                     self._sums.add(effect.lease, given, effect.staleness)
             return self._make(steps, cut)
         except (Exception, SystemExit) as error:
@@ -116,6 +121,7 @@ class Steps:
     def _make(self, steps: list[ev.Step], cut: Cut | None) -> _Outcome:
         """Make the steps, as far as possible. A step that is logged comes alone, with its cut."""
         totals, wrong = self._totals(steps)
+        measured = [_squares(total) for total in totals]
         done: list[Applied | ev.Undone] = []
         if cut is not None and totals:
             try:
@@ -125,40 +131,42 @@ class Steps:
         elif totals:
             losses, broken = self._learner.apply_all(totals)
             wrong = broken or wrong
-            for step, sums in zip(steps, losses, strict=False):
-                done.append(Applied(step, _mean_losses(step, sums), is_durable=False))
+            for step, loss_sum, squares in zip(steps, losses, measured, strict=False):
+                done.append(Applied(step, loss_sum / step.samples, is_durable=False, squares=squares))
         if not self._learner.is_whole:
             return done, wrong
+        # What is not finite may be a batch's fault, and is tried again; an optimizer that raises is not.
+        final = None if isinstance(wrong, StepNotFinite) else wrong
         reason = str(wrong or "")
         for step in steps[len(done) :]:
             self._sums.drop(step.plan.index)
-            done.append(ev.Undone(step, reason))
+            done.append(ev.Undone(step, reason, is_final=final is not None))
             reason = ""
-        # What is not finite may be a batch's fault, and is tried again; an optimizer that raises is not.
-        return done, None if isinstance(wrong, StepNotFinite) else wrong
+        return done, final
 
-    def _totals(self, steps: list[ev.Step]) -> tuple[list[list[Total]], BaseException | None]:
+    def _totals(self, steps: list[ev.Step]) -> tuple[list[Total], BaseException | None]:
         """The sums of the steps that can be made one after another, and what is wrong with the next."""
-        totals: list[list[Total]] = []
+        totals: list[Total] = []
         version = self._learner.version
         for step in steps:
             if step.version != version:
                 break  # a step before it was rolled back, and the core had not heard of that yet
             version += step.steps
             try:
-                totals.append(self._sums.totals(step))
+                totals.append(self._sums.total(step))
             except StepNotFinite as error:
                 return totals, error
         return totals, None
 
-    def _apply_logged(self, step: ev.Step, totals: list[Total], cut: Cut) -> Applied:
+    def _apply_logged(self, step: ev.Step, total: Total, cut: Cut) -> Applied:
         """Make a step; before it counts, all that is needed to make it again is on the disk."""
         if self._learner.can_roll_back:
             # The core hears of the step after it is logged, and a step that is rolled back is never logged.
-            sums = self._learner.apply(totals)
-            return Applied(step, _mean_losses(step, sums), self._log(step, totals[0], cut))
-        is_durable = self._log(step, totals[0], cut)
-        return Applied(step, _mean_losses(step, self._learner.apply(totals)), is_durable)
+            (loss_sum,) = self._learner.apply([total])
+            return Applied(step, loss_sum / step.samples, self._log(step, total, cut), _squares(total))
+        is_durable = self._log(step, total, cut)
+        (loss_sum,) = self._learner.apply([total])
+        return Applied(step, loss_sum / step.samples, is_durable, _squares(total))
 
     def _log(self, step: ev.Step, total: Total, cut: Cut) -> bool:
         given = total.contribution
@@ -174,6 +182,8 @@ class Steps:
             self._ports.batches.release(each.step.plan.keys)
             for loss in each.losses:
                 self._meters.stepped(loss)
+            if each.squares is not None:
+                self._meters.noise.measured(*each.squares)
         if applied:
             self._reports.applied(applied)
         for undone in done:
@@ -184,9 +194,6 @@ class Steps:
             self._reports.failed(error)
 
 
-def _mean_losses(step: ev.Step, sums: list[float]) -> list[float]:
-    """The mean loss of each step that was made."""
-    if not step.plan.apart:
-        return [sums[0] / step.samples]
-    sizes = [size for start, stop, _, _ in sorted(step.shares) for size in step.plan.sizes[start:stop]]
-    return [loss_sum / size for loss_sum, size in zip(sums, sizes, strict=True)]
+def _squares(total: Total) -> tuple[tuple[float, ...], float] | None:
+    """The squared norms of a step's batches and of their mean, if they were measured."""
+    return (total.contribution.squares, total.square) if total.square is not None else None

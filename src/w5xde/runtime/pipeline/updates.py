@@ -8,22 +8,26 @@ rejected. Whether it counts is decided by the core alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
+
+import numpy as np
 
 from w5xde.compression import NONE
 from w5xde.control import events as ev
 from w5xde.control.uploads import Announced, UploadQueue
 from w5xde.control.view import CoreView
 from w5xde.errors import RemoteProtocolError
+from w5xde.learn.data.samples import chosen_of
 from w5xde.learn.model.route import is_large
 from w5xde.learn.step.incoming import Checked, IncomingVector
 from w5xde.learn.step.sums import Contribution
 from w5xde.messages import Answer, Rejected, Update
 from w5xde.protocol.wire import Body
-from w5xde.runtime.pipeline.peer import Peer
+from w5xde.runtime.pipeline.peer import Peer, SentWork
 from w5xde.runtime.pipeline.ports import Ports
 from w5xde.runtime.telemetry.meters import Meters, sane_seconds
 
@@ -78,7 +82,7 @@ class Updates:
         self._uploads: dict[Peer, Upload] = {}
         self._is_closed = False
         # Updates on which the core has not decided, by node and lease.
-        self._undecided: dict[tuple[str, int], list[Contribution]] = {}
+        self._undecided: dict[tuple[str, int], Contribution] = {}
 
     # --- while a large body arrives ---------------------------------------------------------------
 
@@ -106,10 +110,10 @@ class Updates:
         upload = self._uploads[peer]
         given = self._given(peer, upload.update)
         is_single = given is not None and len(given) == len(upload.update.answers) == 1
-        if given is None or not is_single or given[0].losses:
+        if given is None or not is_single:
             return
         answer = given[0]
-        if self._length_of(answer, 1) != upload.body_bytes:
+        if self._length_of(answer) != upload.body_bytes:
             return
         if not self._view.may_count(answer.lease, peer.name):
             upload.place = self._reader.discard()
@@ -170,40 +174,42 @@ class Updates:
         if given is None:
             self._refuse(peer, UNFIT)
             return
-        lent = peer.works[0].leases
-        counts = [max(1, lent[answer.lease]) for answer in given]
-        lengths = [self._length_of(answer, count) for answer, count in zip(given, counts, strict=True)]
+        lengths = [self._length_of(answer) for answer in given]
         if place is None and len(body) != sum(lengths):
             self._refuse(peer, UNFIT)
             return
         batches = peer.works[0].batches
+        if self._ports.samples is not None and peer.samples is not None:
+            self._ports.samples.answered(peer, peer.works[0], update)
         timing = self._measure(peer, update)
         meter = self._meters.node(peer.name)
-        meter.moved_vectors(sum(counts) * self._reader.vector_bytes, sum(lengths))
+        meter.moved_vectors(len(given) * self._reader.vector_bytes, sum(lengths))
         if all(answer.dropped for answer in update.answers):
-            # A node that drops a whole message may have no memory for it.
+            # A node that drops a whole message may have no memory for it, unless it misses samples.
+            is_missing = any(answer.missing for answer in update.answers)
             for answer in update.answers:
-                self._dispatch(ev.Dropped(peer.name, answer.lease, batches))
+                self._dispatch(ev.Dropped(peer.name, answer.lease, 0 if is_missing else batches))
         elif place is not None:
-            self._checked(peer.name, update.answers, place, timing)
+            self._checked(peer.name, update, place, timing)
         else:
-            specs, count = [answer.codec for answer in given], sum(counts)
-            read = partial(self._reader.read, body, specs, lengths, count)
+            specs = [answer.codec for answer in given]
+            read = partial(self._reader.read, body, specs, lengths, len(given))
             self._check(peer, update, read, timing)
         if upload is not None:
             self._end_upload(peer)
 
     def _given(self, peer: Peer, update: Update) -> list[Answer] | None:
         """The answers that have a vector in the body; None: they do not fit what the peer was lent."""
-        lent = peer.works[0].leases if peer.works else None
-        if lent is None or list(lent) != [answer.lease for answer in update.answers]:
+        if not peer.works or peer.works[0].leases != [answer.lease for answer in update.answers]:
+            return None
+        if not all(_may_miss(answer, peer.works[0]) for answer in update.answers if answer.missing):
             return None
         given = [answer for answer in update.answers if not answer.dropped and not answer.failure]
         trained = self._reader.trained
-        return given if all(_fits(answer, lent[answer.lease], trained) for answer in given) else None
+        return given if all(trained.issuperset(answer.absent) for answer in given) else None
 
-    def _length_of(self, answer: Answer, count: int) -> int:
-        return count * self._reader.vector_bytes if answer.codec == NONE else answer.body_bytes
+    def _length_of(self, answer: Answer) -> int:
+        return self._reader.vector_bytes if answer.codec == NONE else answer.body_bytes
 
     def _measure(self, peer: Peer, update: Update) -> Timing:
         """How long the work took that this update answers; the meters count it."""
@@ -237,15 +243,15 @@ class Updates:
             if isinstance(checked, RemoteProtocolError):
                 self._refuse(peer, checked.what)
             else:
-                self._answered(peer.name, update.answers, checked, timing)
+                self._answered(peer.name, update, checked, timing)
 
         self._ports.tasks.call(try_to_read, done)
 
-    def _checked(self, node: str, answers: list[Answer], place: IncomingVector, timing: Timing) -> None:
+    def _checked(self, node: str, update: Update, place: IncomingVector, timing: Timing) -> None:
         """One large vector is here, and was checked while it arrived."""
-        lease = answers[0].lease
+        lease = update.answers[0].lease
         if place.vector is not None:
-            self._answered(node, answers, [(place.vector, place.norm)], timing)
+            self._answered(node, update, [(place.vector, place.norm)], timing)
         elif self._view.may_count(lease, node):
             # It was thrown away, and is wanted after all: its lease is given back, and lent again.
             self._dispatch(ev.Dropped(node, lease))
@@ -256,27 +262,31 @@ class Updates:
         self._end_upload(peer)
         self._ports.peers.evict(peer, reason, abruptly=True)
 
-    def _answered(self, node: str, answers: list[Answer], checked: list[Checked], timing: Timing) -> None:
+    def _answered(self, node: str, update: Update, checked: list[Checked], timing: Timing) -> None:
         """Tell the core of each answer: usable, failed, or dropped."""
         vectors = iter(checked)
+        squares = self._squares_of(update) if update.squares else {}
         usable: dict[int, float] = {}
         others: list[ev.Event] = []
-        for answer in answers:
+        for answer in update.answers:
             if answer.dropped:
                 others.append(ev.Dropped(node, answer.lease))
                 continue
             if answer.failure:
                 others.append(ev.Failed(node, answer.lease, answer.failure))
                 continue
-            given = _contributions(answer, vectors)
-            norm = max([each.norm for each in given])
-            # Not `max`: it may pass over a NaN.
-            wild = [each.loss_sum for each in given if not abs(each.loss_sum) < LOSS_MAX]
-            if norm < math.inf and not wild:
-                self._undecided[node, answer.lease] = given
+            vector, norm = next(vectors)
+            # So that a NaN is found, too.
+            is_wild = not abs(answer.loss_sum) < LOSS_MAX
+            if norm < math.inf and not is_wild:
+                absent = frozenset(answer.absent) if answer.absent else _NONE_ABSENT
+                found = Contribution(vector, absent, answer.loss_sum, norm, squares.get(answer.lease, ()))
+                self._undecided[node, answer.lease] = found
                 usable[answer.lease] = norm
             else:
-                what = "its gradient is not finite" if norm == math.inf else f"its loss is {wild[0]:g}"
+                what = (
+                    "its gradient is not finite" if norm == math.inf else f"its loss is {answer.loss_sum:g}"
+                )
                 others.append(ev.Failed(node, answer.lease, what, math.inf))
         if self._one_by_one:
             for lease, norm in usable.items():
@@ -286,13 +296,25 @@ class Updates:
         for event in others:
             self._dispatch(event)
 
+    def _squares_of(self, update: Update) -> dict[int, tuple[float, ...]]:
+        """The squared norms of each lease's batches; none if they do not fit: they are for advice alone."""
+        leases = [self._view.lease(answer.lease) for answer in update.answers]
+        counts = [lease.span.count if lease is not None else 0 for lease in leases]
+        if 0 in counts or sum(counts) != len(update.squares):
+            return {}
+        squares = iter(update.squares)
+        return {
+            answer.lease: tuple(islice(squares, count))
+            for answer, count in zip(update.answers, counts, strict=True)
+        }
+
     # --- the core's verdict -----------------------------------------------------------------------
 
-    def take(self, node: str, lease: int) -> list[Contribution]:
+    def take(self, node: str, lease: int) -> Contribution:
         """The update of a lease that the core accepted."""
         return self._undecided.pop((node, lease))
 
-    def look_at(self, node: str, lease: int) -> list[Contribution] | None:
+    def look_at(self, node: str, lease: int) -> Contribution | None:
         """The update of a lease on which the core has not decided."""
         return self._undecided.get((node, lease))
 
@@ -305,22 +327,17 @@ class Updates:
             peer.connection.send(Rejected(effect.lease, effect.reason[:4000]))
 
 
-def _fits(answer: Answer, apart: int, trained: frozenset[int]) -> bool:
-    """Whether an answer is for this many batches that are steps of their own (0: for one sum)."""
-    if not all(trained.issuperset(absent) for absent in (answer.absent, *answer.absents) if absent):
-        return False
-    if not apart:
-        return not answer.losses and not answer.absents
-    return answer.codec == NONE and len(answer.losses) == apart and len(answer.absents) in (0, apart)
-
-
-def _contributions(answer: Answer, vectors: Iterator[Checked]) -> list[Contribution]:
-    """What an answer gave: one contribution for all its batches, or one for each batch of a stretch."""
-    if not answer.losses:
-        vector, norm = next(vectors)
-        return [Contribution(vector, frozenset(answer.absent), answer.loss_sum, norm)]
-    absents = [frozenset(each) for each in answer.absents] or [_NONE_ABSENT] * len(answer.losses)
-    return [
-        Contribution(vector, absent, loss, norm)
-        for loss, absent, (vector, norm) in zip(answer.losses, absents, vectors, strict=False)
+def _may_miss(answer: Answer, work: SentWork) -> bool:
+    """Whether what a lease is said to miss can be missing: samples that came with it cannot."""
+    batches = work.listed.get(answer.lease, ())
+    lacked = [
+        ~chosen_of(listed.sent, samples) if listed is not None else np.zeros(samples, bool)
+        for samples, listed in batches
     ]
+    if not answer.dropped or not lacked:
+        return False
+    unsent = np.concatenate(lacked)
+    named = chosen_of(answer.missing, len(unsent))
+    # Samples without a bit are missing too, but for those that came.
+    missing = chosen_of(answer.missing, len(unsent), beyond=True)
+    return bool((missing & unsent).any()) and not (named & ~unsent).any()

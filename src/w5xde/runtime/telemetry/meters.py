@@ -6,7 +6,7 @@ Only count what callers report. Know no sockets, tensors or clock: callers pass 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from w5xde.config import Settings
 from w5xde.control.events import Step
 from w5xde.control.steps.cut import Aside, Progress
 from w5xde.runtime.durable.resume import KeptMeters, KeptNode, Restored
+from w5xde.runtime.telemetry.gradient_noise import GradientNoise
 from w5xde.runtime.telemetry.status import NodeStatus, RunStatus
 
 # Rates are means over this long: short enough to follow a change, long enough not to jitter.
@@ -102,10 +103,14 @@ class NodeMeter:
 class Meters:
     """Everything counted in one run."""
 
-    def __init__(self) -> None:
+    def __init__(self, noise: GradientNoise | None = None) -> None:
+        # Advice on the number of batches in a step.
+        self.noise = noise or GradientNoise(1, unknown="not measured")
         self.nodes: dict[str, NodeMeter] = {}
         self.bytes_sent = 0
         self.bytes_received = 0
+        # Bytes of work that was sent, by epoch: batches, or numbers of samples.
+        self.data_bytes: Counter[int] = Counter()
         # Sent and received in earlier lives of the run.
         self._bytes_before = (0, 0)
         self.loss_first: float | None = None
@@ -114,7 +119,7 @@ class Meters:
         # Over all steps, and the number of steps.
         self._loss_sum = 0.0
         self._losses = 0
-        # Staleness: versions between the one an update was computed on and the one it was applied to.
+        # Staleness: updates that were applied between the version an update was computed on and its own.
         self._staleness_sum = 0
         self._folds = 0
         self.staleness_max = 0
@@ -130,12 +135,15 @@ class Meters:
         """The meter of a node, new if the node is."""
         return self.nodes.get(name) or self.nodes.setdefault(name, NodeMeter(name))
 
-    def folded(self, staleness: int, count: int) -> None:
-        """Count admitted updates: the first this stale, each of the others one version staler."""
-        last = staleness + count - 1
-        self._staleness_sum += count * (staleness + last) // 2
-        self._folds += count
-        self.staleness_max = max(self.staleness_max, last)
+    def sent_data(self, epoch: int, count: int) -> None:
+        """Count the bytes of a message with batches."""
+        self.data_bytes[epoch] += count
+
+    def folded(self, staleness: int) -> None:
+        """Count an accepted update that is this stale."""
+        self._staleness_sum += staleness
+        self._folds += 1
+        self.staleness_max = max(self.staleness_max, staleness)
 
     @property
     def staleness_mean(self) -> float:
@@ -169,6 +177,7 @@ class Meters:
             evaluation=dict(self.evaluation),
             bytes_sent=self.bytes_sent,
             bytes_received=self.bytes_received,
+            data_bytes=dict(self.data_bytes),
             nodes=[KeptNode(**node.summary()) for node in self.nodes.values()],
         )
         return {"meters": msgspec.to_builtins(meters)}
@@ -183,6 +192,7 @@ class Meters:
             key: math.nan if value is None else value for key, value in kept.evaluation.items()
         }
         self._bytes_before = (kept.bytes_sent, kept.bytes_received)
+        self.data_bytes = Counter(kept.data_bytes)
         for node in kept.nodes:
             self.nodes[node.name] = NodeMeter(**msgspec.structs.asdict(node))
         for replayed in restored.replayed:
@@ -224,8 +234,10 @@ class Meters:
         steps_total: int | None,
         seconds: float,
         batches_relent: int,
+        scaling: str,
+        pool: tuple[int, int],
     ) -> RunStatus:
-        """The status of the run at this moment."""
+        """The status of the run at this moment; `pool`: nodes, and how many of them can compute at a time."""
         total = sum(node.batches for node in self.nodes.values()) or 1
         return RunStatus(
             run=run,
@@ -247,9 +259,13 @@ class Meters:
             batches_per_second=self.batches_rate.per_second,
             bytes_sent=self.bytes_sent,
             bytes_received=self.bytes_received,
+            data_bytes_sent=self.data_bytes.total(),
             sent_per_second=self.sent_rate.per_second,
             received_per_second=self.received_rate.per_second,
             batches_relent=batches_relent,
+            scaling=scaling,
+            gradient_noise_batches=self.noise.batches,
+            gradient_noise=self.noise.text(*pool),
             loss_average=self.loss_average,
             staleness_mean=self.staleness_mean,
             staleness_max=self.staleness_max,
@@ -287,6 +303,10 @@ class Meters:
             "metrics": self.evaluation,
             "bytes_sent": status.bytes_sent,
             "bytes_received": status.bytes_received,
+            "data_bytes_sent": status.data_bytes_sent,
+            "data_bytes_by_epoch": [
+                self.data_bytes[epoch] for epoch in range(max(self.data_bytes, default=-1) + 1)
+            ],
             "batches_relent": status.batches_relent,
             "batches_per_second": status.batches / status.seconds if status.seconds else 0.0,
             "network_bytes_per_second": (status.bytes_sent + status.bytes_received) / status.seconds
@@ -296,6 +316,8 @@ class Meters:
             "staleness_mean": round(self.staleness_mean, 3),
             "staleness_max": self.staleness_max,
             "memory_pss_bytes": self.memory_pss_bytes,
+            "gradient_noise_batches": status.gradient_noise_batches,
+            "gradient_noise": status.gradient_noise,
             "spread": self._spread(),
             "nodes": [node.summary() for node in self.nodes.values()],
         }

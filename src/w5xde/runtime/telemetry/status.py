@@ -50,6 +50,8 @@ class RunStatus:
     batches_per_second: float = 0.0
     bytes_sent: int = 0
     bytes_received: int = 0
+    # The part of bytes_sent that is batches, or numbers of samples.
+    data_bytes_sent: int = 0
     sent_per_second: float = 0.0
     received_per_second: float = 0.0
     batches_relent: int = 0
@@ -66,7 +68,17 @@ class RunStatus:
     # With --verify: batches of answers computed again here, and of chosen ones for which that failed.
     verified_batches: int = 0
     unverified_batches: int = 0
+    # With --scale-for-batch: what was changed in the optimizer, in a sentence.
+    scaling: str = ""
+    # An estimate of how many batches a step are useful, None while it is not known; and a sentence about it.
+    gradient_noise_batches: float | None = None
+    gradient_noise: str = ""
     nodes: list[NodeStatus] = field(default_factory=list)
+
+    @property
+    def working(self) -> int:
+        """How many nodes are working."""
+        return sum(node.state == "working" for node in self.nodes)
 
     @property
     def done(self) -> float | None:
@@ -80,7 +92,9 @@ class RunStatus:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated seconds to the limit that is reached first; None while there is no estimate."""
+        """Estimated seconds to the limit that is reached first; None if that cannot be known."""
+        if not self.working:
+            return None
         left = []
         if self.steps_total and self.step and self.seconds > 0:
             left.append((self.steps_total - self.step) * self.seconds / self.step)
@@ -104,10 +118,12 @@ class RunStatus:
             "batches_per_second": round(self.batches_per_second, 3),
             "bytes_sent": self.bytes_sent,
             "bytes_received": self.bytes_received,
+            "data_bytes_sent": self.data_bytes_sent,
             "batches_relent": self.batches_relent,
             "staleness_mean": round(self.staleness_mean, 3),
             "compression_ratio": self.compression_ratio,
             "memory_pss_bytes": self.memory_pss_bytes,
+            "gradient_noise_batches": self.gradient_noise_batches,
             "nodes": {node.name: node.batches for node in self.nodes},
         }
 

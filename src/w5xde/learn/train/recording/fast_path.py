@@ -61,6 +61,8 @@ class FastPath:
         self._is_allowed = (
             rules.recording == "auto"
             and self._device.type == "cpu"
+            # A recording is compared with a batch computed plainly, on the same parameters.
+            and not flat.is_view
             and not rules.seeds_python
             and not rules.seeds_numpy
             and not any(group.role == MOVING for group in blueprint.moving_groups)
