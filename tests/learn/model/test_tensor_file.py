@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
@@ -32,6 +32,7 @@ TENSORS = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(NAMES, TENSORS, max_size=8))
 def test_the_pieces_are_the_bytes_of_the_library(tensors: dict[str, torch.Tensor]) -> None:
     expected = save(

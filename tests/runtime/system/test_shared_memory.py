@@ -11,6 +11,7 @@ import torch
 from w5xde.config import Settings
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.model.layout import Blueprint
+from w5xde.learn.model.route import SHARED_BYTES_MIN
 from w5xde.learn.train.vectors import SlotVectors
 from w5xde.messages import TRAINED, Entry, Layout
 from w5xde.runtime.coordinator.local_memory import LocalMemory
@@ -166,7 +167,8 @@ def test_what_a_node_writes_is_its_own_until_it_follows_again(
     assert bytes(seen[:STATE_BYTES]) == b"b" * STATE_BYTES
 
 
-LARGE = 1024 * 1024
+# The vector of a model that is large enough for its memory to be shared.
+SHARED = SHARED_BYTES_MIN
 
 
 def test_without_memory_for_a_region_nodes_use_sockets_and_the_user_is_told_once(
@@ -174,7 +176,7 @@ def test_without_memory_for_a_region_nodes_use_sockets_and_the_user_is_told_once
 ) -> None:
     monkeypatch.setattr(shared_memory, "available_bytes", lambda: 1000)
     memory = LocalMemory(Settings(nodes=2))
-    assert memory.place_state(LARGE, LARGE) is None
+    assert memory.place_state(SHARED, SHARED) is None
     assert memory.new_share() is None
     assert "Cannot allocate memory" in memory.take_trouble()
     assert memory.take_trouble() == ""
@@ -186,7 +188,7 @@ def test_a_system_without_such_memory_is_named_only_if_it_was_asked_for(
 ) -> None:
     monkeypatch.setattr("w5xde.runtime.coordinator.local_memory.HAS_REGIONS", False)
     memory = LocalMemory(Settings(nodes=2, road=road))  # type: ignore[arg-type]
-    assert memory.place_state(LARGE, LARGE) is None
+    assert memory.place_state(SHARED, SHARED) is None
     assert memory.new_share() is None
     assert bool(memory.take_trouble()) is told
 
@@ -203,11 +205,11 @@ def test_a_system_without_such_memory_is_named_only_if_it_was_asked_for(
 )
 def test_which_memory_is_shared(changes: dict[str, object], shares_state: bool, shares_updates: bool) -> None:
     memory = LocalMemory(Settings(**{"nodes": 2, **changes}))  # type: ignore[arg-type]
-    assert (memory.place_state(LARGE, LARGE) is not None) is shares_state
+    assert (memory.place_state(SHARED, SHARED) is not None) is shares_state
     assert (memory.new_share() is not None) is shares_updates
 
 
 def test_small_models_share_nothing() -> None:
     memory = LocalMemory(Settings(nodes=2))
-    assert memory.place_state(LARGE - 1, 2 * LARGE) is None
+    assert memory.place_state(SHARED - 1, 2 * SHARED) is None
     assert memory.new_share() is None

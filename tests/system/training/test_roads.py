@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 import w5xde
 from tests.processes import AtStep, events, forked, pid_of, wait_for_file, wait_until
-from w5xde.learn.model.route import LARGE_BYTES_MIN, VIEWED_BYTES_MIN
+from w5xde.learn.model.route import LARGE_BYTES_MIN, SHARED_BYTES_MIN, VIEWED_BYTES_MIN
 from w5xde.runtime.pipeline.updates import Updates
 from w5xde.runtime.system.shared_memory import NodeRegions
 from w5xde.runtime.telemetry.status import RunStatus
@@ -66,8 +66,9 @@ def job_of(width: int) -> w5xde.Job:
     return w5xde.Job(model=lambda: Shaped(width), data=data, loss=loss, optimizer=adam)
 
 
-# By how nodes get the parameters on the shared road: through a socket, as a copy, as a view.
-WIDTHS = {"small": 300, "copied": 700, "viewed": 2100}
+# By how nodes get the parameters on the shared road: through a socket, as a copy from a learner on the event
+# loop, as a copy from one with a thread, as a view.
+WIDTHS = {"sent": 100, "inline": 300, "copied": 700, "viewed": 2100}
 JOBS = {name: job_of(width) for name, width in WIDTHS.items()}
 
 
@@ -98,8 +99,8 @@ def moved_bytes(result: w5xde.Result) -> int:
 
 
 def test_the_sizes_are_those_that_take_different_ways() -> None:
-    small, copied, viewed = (4 * (width * width + 14 * width) for width in WIDTHS.values())
-    assert small < LARGE_BYTES_MIN <= copied < VIEWED_BYTES_MIN <= viewed
+    sent, inline, copied, viewed = (4 * (width * width + 14 * width) for width in WIDTHS.values())
+    assert sent < SHARED_BYTES_MIN <= inline < LARGE_BYTES_MIN <= copied < VIEWED_BYTES_MIN <= viewed
 
 
 @pytest.mark.parametrize("size", WIDTHS)
@@ -112,13 +113,14 @@ def test_every_road_gives_the_same_weights(
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize(("size", "least"), [("inline", SHARED_BYTES_MIN), ("viewed", VIEWED_BYTES_MIN)])
 def test_any_number_of_nodes_gives_the_same_weights_by_shared_memory(
-    nodes: int, by_tcp: Callable[[str], str], tmp_path: Path
+    nodes: int, size: str, least: int, by_tcp: Callable[[str], str], tmp_path: Path
 ) -> None:
-    result = train(tmp_path, "viewed", nodes=nodes)
-    assert sha256(result) == by_tcp("viewed")
+    result = train(tmp_path, size, nodes=nodes)
+    assert sha256(result) == by_tcp(size)
     # Nothing of the size of the model went through a socket.
-    assert moved_bytes(result) < VIEWED_BYTES_MIN
+    assert moved_bytes(result) < least
 
 
 class Enough(w5xde.Callback):
@@ -160,20 +162,18 @@ def test_async_mode_learns_with_updates_in_shared_memory(tmp_path: Path) -> None
     assert result.summary["bytes_received"] < VIEWED_BYTES_MIN
 
 
-def test_killed_nodes_leave_no_trace(by_tcp: Callable[[str], str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", ["inline", "viewed"])
+def test_killed_nodes_leave_no_trace(size: str, by_tcp: Callable[[str], str], tmp_path: Path) -> None:
     killed: list[int] = []
 
-    def kill(name: str) -> Callable[[RunStatus], None]:
-        def action(run: RunStatus) -> None:
-            killed.append(pid_of(run, name))
-            os.kill(killed[-1], signal.SIGKILL)
+    def kill_another(run: RunStatus) -> None:
+        killed.append(next(node.pid for node in run.nodes if node.pid and node.pid not in killed))
+        os.kill(killed[-1], signal.SIGKILL)
 
-        return action
-
-    actions = {2: kill("local-1"), 4: kill("local-2"), 6: kill("local-1")}
-    result = train(tmp_path, "viewed", nodes=3, callbacks=[AtStep(actions)])
+    actions = dict.fromkeys([2, 4, 6], kill_another)
+    result = train(tmp_path, size, nodes=3, callbacks=[AtStep(actions)])
     assert len(killed) == 3
-    assert sha256(result) == by_tcp("viewed")
+    assert sha256(result) == by_tcp(size)
 
 
 def test_a_node_that_is_killed_while_it_writes_a_slot_costs_only_its_batches(
@@ -197,8 +197,9 @@ def test_a_node_that_is_killed_while_it_writes_a_slot_costs_only_its_batches(
     assert sha256(result) == by_tcp("viewed")
 
 
+@pytest.mark.parametrize("size", ["inline", "viewed"])
 def test_a_node_that_sleeps_through_steps_answers_for_nothing_it_saw_change(
-    by_tcp: Callable[[str], str], tmp_path: Path
+    size: str, by_tcp: Callable[[str], str], tmp_path: Path
 ) -> None:
     frozen: list[int] = []
 
@@ -209,9 +210,9 @@ def test_a_node_that_sleeps_through_steps_answers_for_nothing_it_saw_change(
     def wake(run: RunStatus) -> None:
         os.kill(frozen[0], signal.SIGCONT)
 
-    result = train(tmp_path, "viewed", callbacks=[AtStep({2: freeze, 5: wake})])
+    result = train(tmp_path, size, callbacks=[AtStep({2: freeze, 5: wake})])
     assert frozen
-    assert sha256(result) == by_tcp("viewed")
+    assert sha256(result) == by_tcp(size)
 
 
 def test_a_run_goes_on_by_sockets_where_no_region_can_be_made(

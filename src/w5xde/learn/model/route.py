@@ -13,6 +13,9 @@ LARGE_BYTES_MIN = 1024 * 1024
 # From this size on memory is used again: the allocator gives a freed block of this size back to the system,
 # which fills a new one with zeros, page by page.
 REUSED_BYTES_MIN = 64 * 1024
+# From this size on local nodes and the coordinator share memory. A socket carries a smaller vector in one
+# system call, and several of them in one frame.
+SHARED_BYTES_MIN = 64 * 1024
 # From this size on a checkpoint is written from the learner's own memory, and the next step waits for that:
 # a copy of parameters and optimizer state would take as long, and as much memory again. Below it a copy is
 # cheap, and then no step waits for the disk.
@@ -36,6 +39,11 @@ class VectorRoute:
     @property
     def is_large(self) -> bool:
         return is_large(self.vector_bytes)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether local nodes write their vectors into memory that the coordinator reads."""
+        return self.vector_bytes >= SHARED_BYTES_MIN
 
     @property
     def is_viewed(self) -> bool:

@@ -1,6 +1,6 @@
 """Memory for gradient vectors: each is used again when it has been sent.
 
-Large vectors lie in slots that the coordinator reads too, if there are such. Knows no batches and no sockets.
+Vectors lie in slots that the coordinator reads too, if there are such. Knows no batches and no sockets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from w5xde.learn.model.layout import Blueprint, Vector
-from w5xde.learn.model.route import is_large
+from w5xde.learn.model.route import VectorRoute
 from w5xde.learn.model.rows import Block, Row
 from w5xde.messages import TRAINED
 
@@ -68,7 +68,7 @@ class GradientVectors:
     """Joins the gradients of all parameters into vectors."""
 
     def __init__(self, blueprint: Blueprint, device: torch.device, slots: Slots | None = None) -> None:
-        is_shared = slots is not None and device.type == "cpu" and is_large(blueprint.moving_bytes)
+        is_shared = device.type == "cpu" and VectorRoute(blueprint.moving_bytes).is_shared
         self._slots = SlotVectors(blueprint, slots) if slots is not None and is_shared else None
         self._blueprint = blueprint
         self._device = device

@@ -8,6 +8,7 @@ that a retry costs nothing and a stream is never read twice. Knows nothing of le
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
 from collections import deque
@@ -72,6 +73,8 @@ class Loader:
         self._also: deque[Key] = deque(sorted(start.also))
         self._next: Key = (start.epoch, start.batch)
         self._unclaimed = 0
+        # Whether the loop will call `_read_ahead`.
+        self._is_ahead_due = False
         self._batches = self._read_all(start)
         # Gives any batch without reading: from memory, or as indices for nodes with their own data.
         self._direct = self._make_direct(is_local=is_local)
@@ -142,7 +145,13 @@ class Loader:
                 self._read_batch(self._any_batch, key)
             else:
                 self._read_up_to(key)
-        self._read_ahead()
+        self._read_ahead_later()
+
+    def _read_ahead_later(self) -> None:
+        """Read ahead once the leases that are being sent are sent: the thread would take the interpreter."""
+        if not self._is_ahead_due and self._actor is not None:
+            self._is_ahead_due = True
+            asyncio.get_running_loop().call_soon(self._read_ahead)
 
     def _read_up_to(self, key: Key) -> None:
         while key in self._waiting and self._is_to_come(key) and self._actor is not None:
@@ -167,6 +176,7 @@ class Loader:
             self._read_ahead()
 
     def _read_ahead(self) -> None:
+        self._is_ahead_due = False
         if self._actor is None or (self._actor.inline and not self.is_stream):
             return
         source = self._any_batch

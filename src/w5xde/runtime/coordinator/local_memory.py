@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from w5xde.config import Settings
-from w5xde.learn.model.route import is_large
+from w5xde.learn.model.route import VectorRoute
 from w5xde.runtime.system.shared_memory import HAS_REGIONS, LocalShare, StateRegion, UpdateRegion
 
 
@@ -21,7 +21,7 @@ class LocalMemory:
         # In async mode a node computes on a version while the next one is made, so it needs its own copy.
         self._shares_state = settings.mode == "sync"
         self._state: StateRegion | None = None
-        self._vector_bytes = 0
+        self._route = VectorRoute(0)
         # Why nothing is shared although it was to be; empty: all is well, or nobody asked for it.
         self.trouble = ""
         if settings.nodes and not HAS_REGIONS:
@@ -31,8 +31,8 @@ class LocalMemory:
 
     def place_state(self, vector_bytes: int, count: int) -> memoryview | None:
         """Shared memory for a state of `count` bytes, of which a vector has so many; None: use your own."""
-        self._vector_bytes = vector_bytes
-        if not self._is_wanted or not self._shares_state or not is_large(vector_bytes):
+        self._route = VectorRoute(vector_bytes)
+        if not self._is_wanted or not self._shares_state or not self._route.is_shared:
             return None
         try:
             self._state = StateRegion(count)
@@ -43,10 +43,10 @@ class LocalMemory:
 
     def new_share(self) -> LocalShare | None:
         """The memory to share with a node that is about to be started; None: it uses its socket."""
-        if not self._is_wanted or not is_large(self._vector_bytes):
+        if not self._is_wanted or not self._route.is_shared:
             return None
         try:
-            return LocalShare(UpdateRegion(self._vector_bytes), self._state)
+            return LocalShare(UpdateRegion(self._route.vector_bytes), self._state)
         except OSError as error:
             self._give_up(os.strerror(error.errno or 0))
             return None

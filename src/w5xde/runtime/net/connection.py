@@ -83,8 +83,10 @@ class Connection(asyncio.BufferedProtocol):
         # Time from the first to the last byte of frames, summed.
         self.seconds_sending = 0.0
         self.seconds_receiving = 0.0
-        # Bytes per second at which large bodies arrive; 0 until the first one has.
+        # Bytes per second at which large bodies arrive; 0 until the first one has, and inside one machine,
+        # where no codec is faster than a copy: trying them would take its cores from the nodes.
         self.link = 0.0
+        self._measures_link = True
         self._sending_since: float | None = None
         # When the body that is arriving began, and after how many bytes of this connection.
         self._body_since: tuple[float, int] | None = None
@@ -141,7 +143,9 @@ class Connection(asyncio.BufferedProtocol):
             # Bytes written to the socket itself would bypass TLS in clear text.
             self._direct_bytes_min = math.inf
         address = transport.get_extra_info("peername")
+        # Without an address it is a Unix socket.
         self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "this machine"
+        self._measures_link = isinstance(address, tuple)
         self._owner.configure(transport.get_extra_info("socket"))
         self._owner.opened(self)
 
@@ -180,7 +184,7 @@ class Connection(asyncio.BufferedProtocol):
         now = time.perf_counter()
         self._body_since = None
         self.seconds_receiving += now - then
-        if self.bytes_received - before >= MEASURED_BYTES_MIN and now > then:
+        if self._measures_link and self.bytes_received - before >= MEASURED_BYTES_MIN and now > then:
             rate = (self.bytes_received - before) / (now - then)
             self.link += (_NEWEST if self.link else 1.0) * (rate - self.link)
 
