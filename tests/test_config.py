@@ -199,7 +199,7 @@ NONSENSE: dict[str, list[Any]] = {
     "staleness": [-1, "x"],
     "clip_norm": [0, -1.0, "inf", "nan", "x"],
     "max_update_norm": [0, -1.0, "inf", "nan", "x"],
-    "robust": ["trim", "trim:0", "trim:-1", "trim:500", "trim:x", "mean", "", "trim:4"],
+    "robust": ["trim", "trim:0", "trim:-1", "trim:500", "trim:x", "mean", ""],
     "precision": ["fp64"],
     "seed": [-1, 2**63, "x"],
     "shuffle": ["perhaps"],
@@ -328,8 +328,10 @@ def test_every_setting_belongs_to_a_command():
     assert {key for wanted in COMMAND_SETTINGS.values() for key in wanted} == set(Settings.__struct_fields__)
 
 
-def test_a_step_has_four_batches_in_sync_mode_and_one_in_async_unless_told():
-    assert Settings().step_batches == 4
+def test_a_step_has_two_batches_in_sync_mode_and_one_in_async_unless_told():
+    assert Settings().step_batches == 2
+    assert Settings(robust="median").step_batches == 3
+    assert Settings(robust="trim:4").step_batches == 9
     assert Settings(mode="async").step_batches == 1
     assert Settings(mode="async", batches_per_step=3).step_batches == 3
 

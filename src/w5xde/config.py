@@ -23,9 +23,9 @@ _EVERY = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|steps)")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 Positive = Annotated[int, Meta(ge=1)]
-# The default of sync mode does not depend on the nodes, because it decides the bits. Four batches use up to
-# four nodes, and with one or two nodes they waste few samples (docs/decisions/0017-batches-a-step.md).
-SYNC_STEP_BATCHES = 4
+# The default of sync mode does not depend on the nodes, because it decides the bits. Two batches are best for
+# up to three nodes of one speed; four or more nodes need more (docs/decisions/0017-batches-a-step.md).
+SYNC_STEP_BATCHES = 2
 
 
 def parse_every(text: str) -> tuple[float | None, int | None]:
@@ -52,8 +52,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     batches_per_step: Annotated[
         int | None,
         Meta(
-            description="batches in an optimizer step, whatever the number of nodes (default: 4 in sync mode,"
-            " 1 in async); more use more nodes, and take more samples to the same loss"
+            description="batches in an optimizer step, whatever the number of nodes (default: 2 in sync mode,"
+            " with robust as many as it takes nodes, 1 in async); with more than 3 nodes give as many as nodes"
         ),
     ] = None
     scale_for_batch: Annotated[
@@ -290,7 +290,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def step_batches(self) -> int:
         """Batches in a step: the setting, or the default of the mode."""
-        return self.batches_per_step or (SYNC_STEP_BATCHES if self.mode == "sync" else 1)
+        if self.batches_per_step is not None:
+            return self.batches_per_step
+        if self.mode == "async":
+            return 1
+        rule = self.robust_rule
+        return SYNC_STEP_BATCHES if rule is None else max(SYNC_STEP_BATCHES, rule.needs)
 
     @property
     def epoch_limit(self) -> int | None:

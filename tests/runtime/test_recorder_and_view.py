@@ -55,7 +55,7 @@ def test_a_file_of_metrics_that_cannot_grow_is_told_once_and_training_goes_on(tm
 
 def test_a_manifest_has_the_number_of_batches_in_a_step_although_none_was_given(tmp_path: Path) -> None:
     """A later version may have another default, and a resumed run must keep its own."""
-    for mode, batches in (("sync", 4), ("async", 1)):
+    for mode, batches in (("sync", 2), ("async", 1)):
         recorder = RunFolder(Settings(mode=mode, name=mode, runs=str(tmp_path)), "job")
         recorder.manifest({})
         recorder.close()
@@ -107,7 +107,7 @@ def test_a_closed_terminal_silences_the_view_and_nothing_else() -> None:
 
 
 def test_the_first_line_of_a_run_says_how_many_samples_make_a_step() -> None:
-    assert step_text(Settings()) == "32 × 4 = 128 samples a step"
+    assert step_text(Settings()) == "32 × 2 = 64 samples a step"
     assert step_text(Settings(batch_size=500, batches_per_step=16)) == "500 × 16 = 8,000 samples a step"
     assert step_text(Settings(mode="async")) == "32 samples a step"
 

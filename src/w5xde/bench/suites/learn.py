@@ -66,7 +66,7 @@ def _ours(title: str, settings: Callable[[LearnJob, int], dict[str, Any]]) -> Le
 
 
 def _best(job: LearnJob, nodes: int, task: LearnTask) -> Curve:
-    return learn_ours(replace(task, job=job.job(job.best_rate)), nodes=nodes, **job.best)
+    return learn_ours(_with(task, job, job.best_batch), nodes=nodes, **job.best)
 
 
 LEARN_ROWS: dict[str, LearnRow] = {

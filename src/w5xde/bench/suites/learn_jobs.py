@@ -61,9 +61,9 @@ class LearnJob:
     plain_large: BatchAndRate
     ddp: BatchAndRate
     nodes: int
-    # The best known settings of ours, and the rate for them.
+    # The best known settings of ours, and the batch and the rate for them.
     best: dict[str, Any]
-    best_rate: float
+    best_batch: BatchAndRate
     # Samples of the training data on which losses are computed.
     probe_samples: int
     # A contestant gives up after this many times the seconds of the plain loop.
@@ -86,8 +86,8 @@ LEARN_JOBS: dict[str, LearnJob] = {
         plain_large=BatchAndRate(1000, 0.08),
         ddp=BatchAndRate(100, 0.08),
         nodes=10,
-        best={"batches_per_step": 32},
-        best_rate=0.08,
+        best={"batches_per_step": 10},
+        best_batch=BatchAndRate(100, 0.08),
         probe_samples=1000,
         patience=20.0,
     ),
@@ -101,7 +101,7 @@ LEARN_JOBS: dict[str, LearnJob] = {
         ddp=BatchAndRate(64, 0.02),
         nodes=2,
         best={"batches_per_step": 2, "scale_for_batch": True},
-        best_rate=0.01,
+        best_batch=BatchAndRate(32, 0.01),
         probe_samples=1437,
         patience=6.0,
         hint_part=0.7,
@@ -116,7 +116,7 @@ LEARN_JOBS: dict[str, LearnJob] = {
         ddp=BatchAndRate(16, 0.0085),
         nodes=2,
         best={"batches_per_step": 2, "scale_for_batch": True},
-        best_rate=0.006,
+        best_batch=BatchAndRate(jobs.TEXT_BATCH_SIZE, 0.006),
         probe_samples=128,
         patience=3.0,
     ),
@@ -130,7 +130,7 @@ LEARN_JOBS: dict[str, LearnJob] = {
         ddp=BatchAndRate(32, 0.008),
         nodes=2,
         best={"batches_per_step": 2, "scale_for_batch": True},
-        best_rate=0.004,
+        best_batch=BatchAndRate(32, 0.004),
         probe_samples=512,
         hint_part=0.6,
     ),
