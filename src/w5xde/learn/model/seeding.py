@@ -15,7 +15,12 @@ _NUMPY_SEED_MASK = 2**32 - 1
 
 def seed_everything(seed: int) -> None:
     """Seed every global generator that a model, a data set or a loss may draw from."""
-    torch.manual_seed(seed)
+    if torch.accelerator.current_accelerator() is None:
+        # This build of torch knows the CPU alone. `torch.manual_seed` would note the seed, and the stack as
+        # text, for each kind of accelerator: half a megabyte of source lines in every node.
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
     seed_python(seed)
     seed_numpy(seed)
 
