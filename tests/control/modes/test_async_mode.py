@@ -12,6 +12,7 @@ from w5xde.control.modes.async_mode import (
     STUCK_SECONDS_MIN,
     AsyncMode,
 )
+from w5xde.control.modes.delay import DelayCorrection
 from w5xde.control.pool.members import Members
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.plan import Plan
@@ -25,7 +26,9 @@ class Pool:
     ) -> None:
         plan = Plan(step_batches=1, epoch_limit=1, step_limit=None, samples=1_000_000, batch_size=1)
         self.members, self.leases = Members(), Leases(1)
-        self.mode = AsyncMode(plan, self.members, self.leases, staleness, **settings)
+        stretches = settings.pop("stretches", False)
+        delay = DelayCorrection(**settings)
+        self.mode = AsyncMode(plan, self.members, self.leases, staleness, delay, stretches=stretches)
         for number in range(nodes):
             self.members.join(f"n{number}", 0.0, "one" if one_machine else "", 2)
         self.now = 0.0
@@ -93,7 +96,7 @@ def test_no_update_can_be_staler_than_the_bound() -> None:
 
 
 def test_a_late_update_makes_a_smaller_step() -> None:
-    pool = Pool(4, corrects_delay=True)
+    pool = Pool(4, scales_rates=True)
     assert [pool.answer(lease) for lease in pool.lend()] == [1.0, 1 / 1.5, 1 / 2, 1 / 2.5]
 
 

@@ -13,7 +13,7 @@ from w5xde.control.steps.plan import StepPlan
 from w5xde.learn.data.payload import Packed
 from w5xde.messages import Message, Params, Value, Work
 from w5xde.runtime.pipeline.lending import Lending
-from w5xde.runtime.pipeline.peer import Peer
+from w5xde.runtime.pipeline.peer import Peer, SentParams
 from w5xde.runtime.pipeline.ports import ModelPorts, Ports, Snapshot
 from w5xde.runtime.telemetry.gradient_noise import GradientNoise
 from w5xde.runtime.telemetry.meters import Meters
@@ -34,7 +34,7 @@ class Around:
         self.leases: dict[int, Lease] = {}
         self.reading: list[Callable[[], None]] = []
         self.peer = Peer(cast(Any, self), cast(Any, None), name="a", is_ready=True)
-        self.peer.version = self.peer.version_asked = version
+        self.peer.params = self.peer.params_asked = SentParams(version)
         ports = Ports(
             clock=lambda: 0.0,
             tasks=cast(Any, self),
@@ -95,7 +95,7 @@ class Newest:
     def __init__(self, around: Around) -> None:
         self._around = around
 
-    def get(self, peer: Peer, *, whole: bool) -> Snapshot:
+    def get(self, peer: Peer, *, whole: bool, ahead: float) -> Snapshot:
         return Snapshot(self._around.version, NONE, [], 0, 0)
 
 
