@@ -127,7 +127,7 @@ class AsyncMode(Mode):
         open_step.oldest_corrected = min(open_step.oldest_corrected, corrected)
         member = self.members.get(lease.node)
         if member is not None:
-            self._delay.measured(member, self.staleness_of(lease))
+            self._delay.measured(member, lease, self.staleness_of(lease))
         return self._completed(open_step) if open_step.take(lease.span, [share_of(lease)]) else None
 
     def set_aside(self, step: int, span: Span) -> OpenStep | None:

@@ -2,8 +2,8 @@
 
 A gradient is right for the weights on which it was computed. In async mode the model has moved on when it
 comes, by about as many updates each time, so that a lease can be computed on weights that look that far
-ahead. That makes up for one update of delay; for the others an update makes a smaller step. Knows no tensors: `learn/step/look_ahead.py`
-has the weights.
+ahead. That makes up for one update of delay; for the others an update makes a smaller step. Knows no tensors:
+`learn/step/look_ahead.py` has the weights.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ class DelayCorrection:
         expected = others if member.staleness is None else member.staleness
         return min(round(expected, 1), AHEAD_MAX)
 
-    def measured(self, member: Member, staleness: int) -> None:
+    def measured(self, member: Member, lease: Lease, staleness: int) -> None:
         """Note how late an answer of this member came."""
+        if not lease.updates:
+            # All nodes began together, so that the first to answer is not late, and later it is.
+            return
         before = staleness if member.staleness is None else member.staleness
         member.staleness = before + _NEWEST * (staleness - before)
 
