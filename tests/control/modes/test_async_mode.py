@@ -129,7 +129,7 @@ def test_each_node_looks_ahead_by_its_own_delay() -> None:
             (fast,) = pool.lend()
         pool.answer(slow)
         (slow,) = pool.lend()
-    assert 0.3 < fast.ahead < 0.7
+    assert fast.ahead == 0.5
     assert slow.ahead == 2.0
 
 
@@ -141,6 +141,20 @@ def test_a_node_that_has_not_answered_yet_looks_ahead_by_the_others() -> None:
     pool.members.join("new", 0.0)
     (lease,) = pool.lend()
     assert (lease.node, lease.ahead) == ("new", 2.0)
+
+
+def test_a_node_that_is_hardly_ever_late_does_not_look_ahead() -> None:
+    pool = Pool(2, staleness=10, looks_ahead=True)
+    fast, slow = pool.lend()
+    for _ in range(10):
+        for _ in range(8):
+            pool.answer(fast)
+            (fast,) = pool.lend()
+        pool.answer(slow)
+        (slow,) = pool.lend()
+    pool.answer(fast)
+    assert [lease.ahead for lease in pool.lend()] == [0.0]
+    assert slow.ahead == 8.0
 
 
 def test_nobody_looks_farther_ahead_than_the_limit() -> None:

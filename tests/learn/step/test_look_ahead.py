@@ -200,6 +200,36 @@ def test_parameters_of_every_dtype_look_ahead() -> None:
         torch.testing.assert_close(then, now - torch.full_like(now, 0.18), rtol=0.02, atol=0.02)
 
 
+def test_a_large_models_weights_stay_as_they_are_while_they_are_read_and_their_memory_is_used_again() -> None:
+    learner = wanted(learner_of(MODELS["large"]))
+    for seed in range(6):
+        step(learner, seed)
+        found = learner.read_state(whole=False, ahead=1.0)
+        assert found is not None
+        memory, done = found
+        kept = bytes(memory)
+        assert kept == bytes(learner.snapshot(whole=False, ahead=1.0))
+        other = learner.read_state(whole=False, ahead=2.0)
+        assert other is not None
+        step(learner, 100 + seed)
+        assert bytes(memory) == kept != bytes(other[0])
+        done()
+        other[1]()
+    assert memory_places(learner) == 1
+
+
+def memory_places(learner: Learner) -> int:
+    """How many places in memory the weights of some versions are read from, if each is read at once."""
+    places = set()
+    for seed in range(6):
+        step(learner, seed)
+        found = learner.read_state(whole=False, ahead=1.0)
+        assert found is not None
+        places.add(torch.frombuffer(found[0], dtype=torch.uint8).data_ptr())
+        found[1]()
+    return len(places)
+
+
 def test_the_momentum_of_an_optimizer_is_the_least_of_its_groups() -> None:
     first, second = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
 

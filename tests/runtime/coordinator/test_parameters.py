@@ -1,4 +1,4 @@
-"""Parameters as they are sent: of the newest version, looking ahead as far as the lease wants, in any codec."""
+"""Parameters as they are sent: of the newest version, looking ahead as the lease wants, in any codec."""
 
 from __future__ import annotations
 

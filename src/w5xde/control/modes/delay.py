@@ -32,7 +32,8 @@ class DelayCorrection:
         if not self._looks_ahead:
             return 0.0
         expected = others if member.staleness is None else member.staleness
-        return min(round(expected, 1), AHEAD_MAX)
+        # In halves: weights that hardly look ahead are not worth a copy of the model.
+        return min(round(2 * expected) / 2, AHEAD_MAX)
 
     def measured(self, member: Member, lease: Lease, staleness: int) -> None:
         """Note how late an answer of this member came."""

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from w5xde.learn.model.digest import weights_sha256
 from w5xde.learn.model.layout import FlatModel, Vector
 from w5xde.learn.model.route import VectorRoute
+from w5xde.learn.model.state_memory import Readers
 from w5xde.learn.step.bounds import StateBounds
 from w5xde.learn.step.fast_optimizer import Stepper
 from w5xde.learn.step.finite import Gauge, can_hold_nan, is_finite
@@ -24,17 +25,6 @@ from w5xde.learn.step.rates import scaled_rates
 from w5xde.learn.step.rollback import Undo
 from w5xde.learn.step.sums import Contribution, StepNotFinite, Total
 from w5xde.messages import MOVING, TRAINED
-
-
-class _Readers:
-    """Counts reads of the state's own memory: begun, and done. One thread changes each count."""
-
-    def __init__(self) -> None:
-        self.begun = self.done = 0
-
-    @property
-    def are_there(self) -> bool:
-        return self.begun != self.done
 
 
 class Learner:
@@ -78,7 +68,7 @@ class Learner:
         # state was at first.
         self._read_from: Vector | None = None
         self._memories: dict[bool, memoryview | None] = {}
-        self._readers = self._first_readers = _Readers()
+        self._readers = self._first_readers = Readers()
 
     @property
     def vector_bytes(self) -> int:
@@ -273,15 +263,18 @@ class Learner:
         return self._snapshots[whole, ahead]
 
     def _copy(self, *, whole: bool, ahead: float) -> memoryview:
-        state = self._look_ahead.state(whole=whole, ahead=ahead) if ahead else None
-        return self.flat.snapshot(whole=whole) if state is None else state.cpu().numpy().data
+        found = self._look_ahead.copy(whole=whole, ahead=ahead) if ahead else None
+        return self.flat.snapshot(whole=whole) if found is None else found
 
-    def read_state(self, *, whole: bool) -> tuple[memoryview, Callable[[], None]] | None:
+    def read_state(self, *, whole: bool, ahead: float = 0.0) -> tuple[memoryview, Callable[[], None]] | None:
         """The parameters of this version without a copy, and a function to call when they have been read.
 
         They do not change until then: a step that is applied earlier moves the state to other memory. None if
-        the caller must use `snapshot`.
+        the caller must use `snapshot`, as for a small model that looks ahead.
         """
+        if ahead:
+            can_lend = self._is_large and not whole and self.flat.state.device.type == "cpu"
+            return self._look_ahead.lend(ahead) if can_lend else None
         if self._read_from is not self.flat.moving:
             self._read_from, self._memories = self.flat.moving, {}
         if whole not in self._memories:
@@ -303,7 +296,7 @@ class Learner:
             self._readers = self._first_readers
             self.flat.return_home()
         elif self._readers.are_there:
-            self._readers = _Readers()
+            self._readers = Readers()
             self.flat.move()
 
     def weights_sha256(self) -> str:

@@ -13,6 +13,7 @@ gradient will be.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,8 +21,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from w5xde.learn.model.layout import FlatModel
+from w5xde.learn.model.state_memory import Readers
 from w5xde.learn.step.finite import is_finite
 from w5xde.messages import TRAINED
+
+# Memory that nobody reads is kept for the next version, up to so many vectors: one may still be sent then.
+IDLE_MAX = 2
 
 
 def momentum_of(optimizer: Optimizer) -> float:
@@ -50,6 +55,8 @@ class LookAhead:
         self._before: list[Tensor] | None = None
         self._updates = 1
         self._saved: list[Tensor] | None = None
+        # Memory that was lent, and its readers.
+        self._lent: list[tuple[Tensor, Readers]] = []
 
     def save(self) -> None:
         """Steps are about to be made: keep the parameters as they are."""
@@ -72,23 +79,47 @@ class LookAhead:
             self._before, self._saved = self._saved, self._before
             self._updates = updates
 
-    def state(self, *, whole: bool, ahead: float) -> Tensor | None:
+    def copy(self, *, whole: bool, ahead: float) -> memoryview | None:
         """A copy of the state whose trained parameters look ahead by so many updates.
 
         None if that is the state itself: the last movement is not known, the optimizer has no momentum, or
         the result would not be finite.
         """
+        count = self._flat.byte_count(whole=whole)
+        target = torch.zeros(count, dtype=torch.uint8, device=self._flat.state.device)
+        return target.cpu().numpy().data if self._write(target, ahead) else None
+
+    def lend(self, ahead: float) -> tuple[memoryview, Callable[[], None]] | None:
+        """What `copy` gives of the moving part, and a function to call when it has been read.
+
+        Its memory is used again then: new memory would take longer than all else.
+        """
+        idle = [each for each in self._lent if not each[1].are_there]
+        memory, readers = idle[0] if idle else (torch.zeros_like(self._flat.moving.raw), Readers())
+        busy = [each for each in self._lent if each[1].are_there]
+        self._lent = [*busy, (memory, readers), *idle[1:IDLE_MAX]]
+        if not self._write(memory, ahead):
+            return None
+        readers.begun += 1
+
+        def done() -> None:
+            readers.done += 1
+
+        return memory.numpy().data, done
+
+    def _write(self, target: Tensor, ahead: float) -> bool:
         self._is_wanted = True
         # An answer that is hardly ever late looks hardly ahead.
         reach = momentum_of(self._optimizer) * (ahead + min(ahead, 1.0)) / self._updates
         if self._before is None or not reach:
-            return None
-        groups, parts = self._flat.blueprint.moving_groups, self._flat.moving.parts
-        state = self._flat.state[: self._flat.byte_count(whole=whole)].clone()
+            return False
+        blueprint, parts = self._flat.blueprint, self._flat.moving.parts
+        start, stop = blueprint.trained_bytes, len(target)
+        target[start:].copy_(self._flat.state[start:stop])
         for i, before in zip(self._trained, self._before, strict=True):
-            # Each operation rounds every number alike, so that the same version always has the same bits.
-            result = torch.sub(parts[i], before, out=groups[i].values_in(state))
-            result.mul_(reach).add_(parts[i])
+            result = blueprint.moving_groups[i].values_in(target)
+            # In one pass: before + (1 + reach) · (now - before).
+            torch.lerp(before, parts[i], 1.0 + reach, out=result)
             if not is_finite(result):
-                return None
-        return state
+                return False
+        return True

@@ -58,8 +58,7 @@ class ParameterEncoder:
 
     def _raw(self, *, whole: bool, ahead: float) -> Snapshot:
         version = self._learner.version
-        # The state's own memory does not look ahead.
-        reading = None if ahead else self._learner.read_state(whole=whole)
+        reading = self._learner.read_state(whole=whole, ahead=ahead)
         if reading is None:
             copy = self._learner.snapshot(whole=whole, ahead=ahead)
             return Snapshot(version, NONE, [copy], len(copy), len(copy))
