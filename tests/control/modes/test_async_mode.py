@@ -184,6 +184,18 @@ def test_stretches_do_not_look_ahead() -> None:
     assert [(lease.step.apart, lease.ahead) for lease in held] == [(True, 0.0)] * 2
 
 
+def test_the_movement_of_a_stretch_shows_nothing_to_look_ahead_by() -> None:
+    pool = Pool(2, looks_ahead=True, scales_rates=True, stretches=True)
+    pool.measure(1e-4)
+    stretch, _ = keep_busy(pool, rounds=2)
+    pool.answer(stretch)
+    pool.measure(1.0)
+    pool.measure(1.0)
+    pool.measure(1.0)
+    (single,) = pool.lend()
+    assert (single.step.apart, single.ahead) == (False, 0.0)
+
+
 @pytest.mark.parametrize("settings", [{}, {"scales_rates": True}])
 def test_nothing_looks_ahead_if_that_is_switched_off(settings: dict[str, bool]) -> None:
     assert {lease.ahead for lease in keep_busy(Pool(3, **settings), rounds=10)} == {0.0}

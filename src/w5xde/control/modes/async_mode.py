@@ -71,6 +71,8 @@ class AsyncMode(Mode):
         # How many updates of the model were decided, and the sum of their staleness.
         self._updates = 0
         self._staleness_sum = 0
+        # Whether the last update was a step of the optimizer: its movement shows where the next ones lead.
+        self._has_moved = False
         self._has_advised = False
         # Members that are idle because of the bound of staleness, longest wait first.
         self._waiting: dict[str, Member] = {}
@@ -141,6 +143,7 @@ class AsyncMode(Mode):
         open_step.uncorrected = max(0.0, self._updates - open_step.oldest_corrected)
         self._staleness_sum += open_step.staleness
         self._updates += 1
+        self._has_moved = not open_step.plan.apart
         return open_step
 
     def give_back(self, lease: Lease, *, failed: bool = False) -> OpenStep | None:
@@ -260,8 +263,8 @@ class AsyncMode(Mode):
 
     def _ahead(self, member: Member, now: float) -> float:
         """How many updates the parameters of the member's next lease look ahead."""
-        # One node alone is never late, and the first versions of a run have nothing to look ahead from.
-        if len(self.members) < 2 or not self._updates:
+        # One node alone is never late.
+        if len(self.members) < 2 or not self._has_moved:
             return 0.0
         return self._delay.ahead(member, sum(not _is_late(lease, now) for lease in self.leases))
 
