@@ -73,7 +73,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     delay_correction: Annotated[
         bool,
-        Meta(description="async: an update that is t updates late steps with the learning rate / (1 + t/2)"),
+        Meta(
+            description="async: nodes compute on weights that look ahead by as many updates as theirs come"
+            " late, if the optimizer has momentum, and late updates make smaller steps"
+        ),
     ] = True
     local_steps: Annotated[
         bool,

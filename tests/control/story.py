@@ -80,6 +80,7 @@ class Teller(Driver):
                 mode=given.pop("mode", "sync"),
                 staleness=None if staleness == "auto" else int(staleness),
                 delay_correction=given.pop("delay", "no") == "yes",
+                looks_ahead=given.pop("ahead", "no") == "yes",
                 seconds=None if seconds is None else float(seconds),
                 evaluates=given.pop("evaluates", "no") == "yes",
                 skip_bad_batches=given.pop("skip", "no") == "yes",
@@ -224,7 +225,8 @@ def batches(span: Span) -> str:
 
 
 def lent(given: Lease) -> str:
-    return f"{short(given.id)}: {batches(given.span)} (step {given.step.index}, v{given.version})"
+    ahead = f", {given.ahead:g} ahead" if given.ahead else ""
+    return f"{short(given.id)}: {batches(given.span)} (step {given.step.index}, v{given.version}{ahead})"
 
 
 def in_words(effect: ev.Effect) -> str:

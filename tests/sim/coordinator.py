@@ -165,6 +165,8 @@ class SimulatedCoordinator:
             own_step_norm=1.0,
             verify=scenario.verify,
             is_large=scenario.is_large,
+            delay_correction=scenario.mode == "async",
+            looks_ahead=scenario.mode == "async",
             stretches=scenario.stretches,
             robust=scenario.rule,
         )

@@ -22,7 +22,7 @@ from w5xde.learn.model.route import is_large
 from w5xde.learn.step.incoming import DiscardedVector
 from w5xde.learn.step.sums import Contribution, Decided, Leased, StepNotFinite, Total, TreeSums
 from w5xde.messages import Layout, Update, Value
-from w5xde.runtime.pipeline.peer import Peer
+from w5xde.runtime.pipeline.peer import Peer, SentParams
 from w5xde.runtime.pipeline.ports import Snapshot
 
 if TYPE_CHECKING:
@@ -266,13 +266,14 @@ class FakeParameters:
         self._counter: Counter = coordinator.counter
         self._learner = learner
 
-    def get(self, peer: Peer, *, whole: bool) -> Snapshot:
+    def get(self, peer: Peer, *, whole: bool, ahead: float) -> Snapshot:
         seconds = self._coordinator.world.scenario.learner_seconds
         self._learner.busy_seconds += self._coordinator.rng.uniform(0, seconds)
-        require(whole == (peer.version < 0), f"{peer.name} is sent whole={whole} after {peer.version}")
+        before = peer.params.version
+        require(whole == (before < 0), f"{peer.name} is sent whole={whole} after {before}")
         return Snapshot(self._counter.version, NONE, [], 0, 0)
 
-    def whole_copy(self) -> memoryview:
+    def whole_copy(self, ahead: float) -> memoryview:
         return memoryview(b"")
 
 
@@ -281,19 +282,20 @@ class FakeRecheck:
 
     def __init__(self, coordinator: SimulatedCoordinator) -> None:
         self._coordinator = coordinator
-        self._kept: set[int] = set()
-        # The version that each lease was sent with.
-        self._sent: dict[int, int] = {}
+        self._kept: set[SentParams] = set()
+        # The parameters that each lease was sent with.
+        self._sent: dict[int, SentParams] = {}
 
-    def keep(self, version: int, params: memoryview) -> None:
-        # Versions that no outstanding lease needs are forgotten, as in the real one.
+    def keep(self, sent: SentParams, params: memoryview) -> None:
+        # Parameters that no outstanding lease needs are forgotten, as in the real one.
         lease_of = self._coordinator.core.view.lease
-        self._sent = {lease: sent for lease, sent in self._sent.items() if lease_of(lease) is not None}
-        self._kept = {version, *self._sent.values()}
+        self._sent = {lease: of for lease, of in self._sent.items() if lease_of(lease) is not None}
+        self._kept = {sent, *self._sent.values()}
 
-    def sent(self, version: int, lease: Lease, batches: list[Packed]) -> None:
-        require(version in self._kept, f"version {version} of {lease} was not kept")
-        self._sent[lease.id] = version
+    def sent(self, sent: SentParams, lease: Lease, batches: list[Packed]) -> None:
+        require(sent in self._kept, f"{sent} of {lease} was not kept")
+        require(sent.ahead == lease.ahead, f"{lease} was sent with parameters that look {sent.ahead} ahead")
+        self._sent[lease.id] = sent
 
     def verify(self, lease: Lease, given: Contribution) -> None:
         require(lease.id in self._sent, f"{lease} is verified, and was not kept for that")

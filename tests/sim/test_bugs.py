@@ -207,14 +207,14 @@ def believes_infinite_norms(self: Updates, node: str, update: Update, checked: A
 
 
 def sends_old_parameters(self: Lending, peer: Peer, leases: list[Lease], found: Any) -> None:
-    if peer.version >= 0:
+    if peer.params.version >= 0:
         self._send_work(peer, leases, found)
     else:
         SEND_PARAMETERS(self, peer, leases, found)
 
 
 def sends_work_before_its_parameters(self: Lending, peer: Peer, leases: list[Lease], found: Any) -> None:
-    if peer.version_asked >= leases[0].version:
+    if peer.params_asked.version >= leases[0].version:
         self._send_work(peer, leases, found)
     else:
         SEND_PARAMETERS(self, peer, leases, found)

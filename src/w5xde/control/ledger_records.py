@@ -5,7 +5,8 @@
     restore   the run continues from a checkpoint; steps of earlier lives beyond that version are void
     resumed   everything is restored; batches that are still set aside (the others are tried again)
     joined, left, …       notes, in words, with their facts
-    lend      leases given to a node: [lease, step, first batch within the step, one past its last]
+    lend      leases given to a node: [lease, step, first batch within the step, one past its last];
+              `ahead`: by how many updates its parameters look ahead of the version, if not 0
     took      an update was accepted; left out if the `step` that uses it is written at once
     refused   an answer was rejected, and why; its lease is over
     fenced    an answer to a lease that was not outstanding at that node; it changed nothing
@@ -51,8 +52,11 @@ class RecordBuilder:
             match effect:
                 case ev.Assign():
                     leases = [[x.id, x.step.index, x.span.start, x.span.stop] for x in effect.leases]
-                    version = effect.leases[0].version
-                    self.add({"kind": "lend", "node": effect.node, "version": version, "leases": leases})
+                    first = effect.leases[0]
+                    # The usual value is left out.
+                    ahead = {"ahead": first.ahead} if first.ahead else {}
+                    facts = {"node": effect.node, "version": first.version, **ahead, "leases": leases}
+                    self.add({"kind": "lend", **facts})
                 case ev.Fold():
                     self._taken[effect.lease.id] = effect.lease.node
                 case ev.Step():

@@ -27,9 +27,11 @@ class CoreSettings:
     own_norm: float = 0.0
     # Whether an update takes long to travel: then a node holds only the lease that it computes.
     is_large: bool = False
-    # Async mode: whether late updates make smaller steps, and whether nodes may make steps of their own. The
-    # norm of such a step that the coordinator made itself; 0 if unknown.
+    # Async mode: whether late updates make smaller steps, whether parameters look ahead of their version,
+    # whether nodes may make steps of their own. The norm of such a step that the coordinator made itself; 0
+    # if unknown.
     delay_correction: bool = False
+    looks_ahead: bool = False
     stretches: bool = False
     own_step_norm: float = 0.0
     # The share of leases whose answers are verified, 0 to 1.

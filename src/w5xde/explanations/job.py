@@ -227,9 +227,9 @@ JOB = [
     Explanation(
         "W5-234",
         "the delay correction cannot scale this optimizer's learning rate",
-        "in async mode an update that is t updates late steps with the learning rate / (1 + t/2). Some"
-        " optimizers, such as Adafactor with relative steps, have no learning rate in their groups (lr=None),"
-        " and would make whole steps with late updates.",
+        "in async mode a late update makes a smaller step: the learning rate is divided by up to 1 + t/2, if"
+        " it is t updates late. Some optimizers, such as Adafactor with relative steps, have no learning rate"
+        " in their groups (lr=None), and would make whole steps with late updates.",
         "turn the correction off, use sync mode, or give the optimizer a learning rate.",
         "w5xde train train.py --mode async --no-delay-correction",
     ),

@@ -12,6 +12,7 @@ from w5xde.control.modes.async_mode import (
     STUCK_SECONDS_MIN,
     AsyncMode,
 )
+from w5xde.control.modes.delay import AHEAD_MAX, DelayCorrection
 from w5xde.control.pool.members import Members
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.plan import Plan
@@ -25,7 +26,9 @@ class Pool:
     ) -> None:
         plan = Plan(step_batches=1, epoch_limit=1, step_limit=None, samples=1_000_000, batch_size=1)
         self.members, self.leases = Members(), Leases(1)
-        self.mode = AsyncMode(plan, self.members, self.leases, staleness, **settings)
+        stretches = settings.pop("stretches", False)
+        delay = DelayCorrection(**settings)
+        self.mode = AsyncMode(plan, self.members, self.leases, staleness, delay, stretches=stretches)
         for number in range(nodes):
             self.members.join(f"n{number}", 0.0, "one" if one_machine else "", 2)
         self.now = 0.0
@@ -93,13 +96,116 @@ def test_no_update_can_be_staler_than_the_bound() -> None:
 
 
 def test_a_late_update_makes_a_smaller_step() -> None:
-    pool = Pool(4, corrects_delay=True)
+    pool = Pool(4, scales_rates=True)
     assert [pool.answer(lease) for lease in pool.lend()] == [1.0, 1 / 1.5, 1 / 2, 1 / 2.5]
 
 
 def test_without_the_correction_every_step_is_whole() -> None:
     pool = Pool(4)
     assert [pool.answer(lease) for lease in pool.lend()] == [1.0] * 4
+
+
+def keep_busy(pool: Pool, rounds: int) -> list[Lease]:
+    """Every node answers in turn and is lent the next step at once; returns the leases of the last round."""
+    held = pool.lend()
+    for _ in range(rounds * len(pool.members)):
+        pool.answer(held.pop(0))
+        held += pool.lend()
+    return held
+
+
+def test_parameters_look_ahead_by_as_many_updates_as_the_answers_of_their_node_are_late() -> None:
+    pool = Pool(3, staleness=10, looks_ahead=True)
+    assert [lease.ahead for lease in keep_busy(pool, rounds=20)] == [2.0] * 3
+
+
+def test_each_node_looks_ahead_by_its_own_delay() -> None:
+    """The first node answers twice for each answer of the second."""
+    pool = Pool(2, staleness=10, looks_ahead=True)
+    fast, slow = pool.lend()
+    for _ in range(30):
+        for _ in range(2):
+            pool.answer(fast)
+            (fast,) = pool.lend()
+        pool.answer(slow)
+        (slow,) = pool.lend()
+    assert fast.ahead == 0.5
+    assert slow.ahead == 2.0
+
+
+def test_a_node_that_has_not_answered_yet_looks_ahead_by_the_others() -> None:
+    pool = Pool(3, staleness=10, looks_ahead=True)
+    first, _, _ = pool.lend()
+    pool.answer(first)
+    pool.members.leave(first.node)
+    pool.members.join("new", 0.0)
+    (lease,) = pool.lend()
+    assert (lease.node, lease.ahead) == ("new", 2.0)
+
+
+def test_a_node_that_is_hardly_ever_late_does_not_look_ahead() -> None:
+    pool = Pool(2, staleness=10, looks_ahead=True)
+    fast, slow = pool.lend()
+    for _ in range(10):
+        for _ in range(8):
+            pool.answer(fast)
+            (fast,) = pool.lend()
+        pool.answer(slow)
+        (slow,) = pool.lend()
+    pool.answer(fast)
+    assert [lease.ahead for lease in pool.lend()] == [0.0]
+    assert slow.ahead == 8.0
+
+
+def test_nobody_looks_farther_ahead_than_the_limit() -> None:
+    pool = Pool(16, staleness=100, looks_ahead=True)
+    assert {lease.ahead for lease in keep_busy(pool, rounds=20)} == {AHEAD_MAX}
+
+
+def test_the_first_leases_of_a_run_do_not_look_ahead() -> None:
+    """Also after a resume: which movement came before is not known then."""
+    assert [lease.ahead for lease in Pool(4, looks_ahead=True).lend()] == [0.0] * 4
+
+
+def test_one_node_alone_does_not_look_ahead_even_if_its_answers_were_late() -> None:
+    pool = Pool(2, looks_ahead=True)
+    first, second = keep_busy(pool, rounds=10)
+    assert first.ahead == second.ahead == 1.0
+    pool.leases.end(second)
+    pool.members.leave(second.node)
+    pool.answer(first)
+    assert [lease.ahead for lease in pool.lend()] == [0.0]
+
+
+def test_stretches_do_not_look_ahead() -> None:
+    pool = Pool(2, looks_ahead=True, stretches=True)
+    pool.measure(1e-4)
+    held = keep_busy(pool, rounds=10)
+    assert [(lease.step.apart, lease.ahead) for lease in held] == [(True, 0.0)] * 2
+
+
+def test_the_movement_of_a_stretch_shows_nothing_to_look_ahead_by() -> None:
+    pool = Pool(2, looks_ahead=True, scales_rates=True, stretches=True)
+    pool.measure(1e-4)
+    stretch, _ = keep_busy(pool, rounds=2)
+    pool.answer(stretch)
+    pool.measure(1.0)
+    pool.measure(1.0)
+    pool.measure(1.0)
+    (single,) = pool.lend()
+    assert (single.step.apart, single.ahead) == (False, 0.0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"scales_rates": True}])
+def test_nothing_looks_ahead_if_that_is_switched_off(settings: dict[str, bool]) -> None:
+    assert {lease.ahead for lease in keep_busy(Pool(3, **settings), rounds=10)} == {0.0}
+
+
+@pytest.mark.parametrize(("nodes", "rate"), [(2, 1.0), (3, 1 / 1.5), (5, 1 / 2.5)])
+def test_looking_ahead_makes_up_for_one_update_of_delay(nodes: int, rate: float) -> None:
+    pool = Pool(nodes, staleness=10, looks_ahead=True, scales_rates=True)
+    held = keep_busy(pool, rounds=20)
+    assert pool.answer(held[0]) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("seconds", [1e-4, 5e-324])

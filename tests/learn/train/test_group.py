@@ -59,7 +59,7 @@ def frame(first: int, count: int, rows: int) -> list[Task]:
 
 
 def computed(trainer: Trainer, tasks: list[Task]) -> list[Outcome]:
-    trainer.look_ahead(tasks)
+    trainer.compute_together(tasks)
     return [trainer.compute(task) for task in tasks]
 
 
@@ -203,7 +203,7 @@ def test_a_batch_that_fails_fails_alone() -> None:
     tasks = frame(80, 8, 4)
     inputs, classes = tasks[3].batches[0][2]
     tasks[3].batches = [(83, 4, (inputs * float("nan"), classes))]
-    trainer.look_ahead(tasks)
+    trainer.compute_together(tasks)
     for i, task in enumerate(tasks):
         if i == 3:
             with pytest.raises(BatchFailed, match="nan"):
@@ -235,9 +235,9 @@ def test_what_was_computed_ahead_and_not_asked_for_is_forgotten(groups: list[int
     for first in range(0, 80, 16):
         computed(trainer, frame(first, 16, 4))
     tasks = frame(80, 4, 4)
-    trainer.look_ahead(tasks)
+    trainer.compute_together(tasks)
     assert groups[-1] == 4
-    trainer.look_ahead([])
+    trainer.compute_together([])
     for task in tasks:
         inputs, _ = task.batches[0][2]
         inputs.mul_(2)

@@ -13,7 +13,7 @@ from w5xde.control.steps.plan import StepPlan
 from w5xde.learn.data.payload import Packed
 from w5xde.messages import Message, Params, Value, Work
 from w5xde.runtime.pipeline.lending import Lending
-from w5xde.runtime.pipeline.peer import Peer
+from w5xde.runtime.pipeline.peer import Peer, SentParams
 from w5xde.runtime.pipeline.ports import ModelPorts, Ports, Snapshot
 from w5xde.runtime.telemetry.gradient_noise import GradientNoise
 from w5xde.runtime.telemetry.meters import Meters
@@ -31,25 +31,29 @@ class Around:
     def __init__(self, version: int) -> None:
         self.version = version
         self.sent: list[Message] = []
+        # The parameters that were sent.
+        self.bodies: list[str] = []
+        self.verifier = Kept()
         self.leases: dict[int, Lease] = {}
         self.reading: list[Callable[[], None]] = []
         self.peer = Peer(cast(Any, self), cast(Any, None), name="a", is_ready=True)
-        self.peer.version = self.peer.version_asked = version
+        self.peer.params = self.peer.params_asked = SentParams(version)
         ports = Ports(
             clock=lambda: 0.0,
             tasks=cast(Any, self),
             peers=cast(Any, self),
             batches=cast(Any, self),
             model=ModelPorts(cast(Any, None), cast(Any, None), cast(Any, None), cast(Any, Newest(self))),
-            verifier=cast(Any, None),
+            verifier=cast(Any, self.verifier),
         )
         self.meters = Meters()
         self.lending = Lending(ports, cast(Any, self), self.meters, lambda event: None)
 
-    def lend(self, number: int, version: int) -> None:
+    def lend(self, number: int, version: int, ahead: float = 0.0, *, verify: bool = False) -> None:
         plan = StepPlan(number, 0, number, (1,), ends_epoch=False)
-        lease = self.leases[number] = Lease(number, "a", plan, Span(0, 1), version, 0.0, 0.0)
-        self.lending.lend(ev.Assign("a", [lease]))
+        lease = Lease(number, "a", plan, Span(0, 1), version, 0.0, 0.0, ahead=ahead)
+        self.leases[number] = lease
+        self.lending.lend(ev.Assign("a", [lease], [number] if verify else []))
 
     def roll_back(self, version: int) -> None:
         """As the core and the pipeline do."""
@@ -87,6 +91,8 @@ class Around:
 
     def send(self, message: Message, pieces: Any = (), sent: Any = None, *, hold: bool = False) -> None:
         self.sent.append(message)
+        if isinstance(message, Params):
+            self.bodies.append(b"".join(pieces).decode())
 
 
 class Newest:
@@ -95,8 +101,26 @@ class Newest:
     def __init__(self, around: Around) -> None:
         self._around = around
 
-    def get(self, peer: Peer, *, whole: bool) -> Snapshot:
-        return Snapshot(self._around.version, NONE, [], 0, 0)
+    def get(self, peer: Peer, *, whole: bool, ahead: float) -> Snapshot:
+        text = f"version {self._around.version}, {ahead} ahead"
+        return Snapshot(self._around.version, NONE, [memoryview(text.encode())], 0, 0)
+
+    def whole_copy(self, ahead: float) -> memoryview:
+        return memoryview(f"version {self._around.version}, {ahead} ahead".encode())
+
+
+class Kept:
+    """What a verifier is given: the parameters to keep, and those that each lease was sent with."""
+
+    def __init__(self) -> None:
+        self.params: dict[SentParams, str] = {}
+        self.of_lease: dict[int, SentParams] = {}
+
+    def keep(self, sent: SentParams, params: memoryview) -> None:
+        self.params[sent] = bytes(params).decode()
+
+    def sent(self, sent: SentParams, lease: Lease, batches: Any) -> None:
+        self.of_lease[lease.id] = sent
 
 
 def versions(sent: list[Message]) -> list[tuple[str, int]]:
@@ -124,6 +148,45 @@ def test_parameters_are_sent_once_for_each_version() -> None:
     around.lend(2, version=7)
     around.read()
     assert versions(around.sent) == [("Params", 7), ("Work", 7), ("Work", 7)]
+
+
+def test_the_same_version_is_sent_again_if_it_looks_ahead_otherwise() -> None:
+    """A node that is alone all at once computes on the version as it is."""
+    around = Around(version=6)
+    for number, ahead in enumerate([1.0, 1.0, 0.0, 0.0]):
+        around.lend(number, 6, ahead)
+        around.read()
+    assert versions(around.sent) == [
+        ("Params", 6),
+        ("Work", 6),
+        ("Work", 6),
+        ("Params", 6),
+        ("Work", 6),
+        ("Work", 6),
+    ]
+    assert around.bodies == ["version 6, 1.0 ahead", "version 6, 0.0 ahead"]
+
+
+def test_an_answer_is_verified_with_the_parameters_that_its_node_was_sent() -> None:
+    around = Around(version=6)
+    for number, ahead in enumerate([1.0, 1.0, 0.5, 0.0]):
+        around.version = 7 if number else 6
+        around.lend(number, around.version, ahead, verify=True)
+        around.read()
+        assert around.verifier.params[around.verifier.of_lease[number]] == around.bodies[-1]
+    assert len(around.bodies) == 4
+
+
+def test_a_version_that_never_came_is_not_asked_for_however_far_it_looks_ahead() -> None:
+    around = Around(version=6)
+    around.lend(1, 7, 1.0)
+    around.roll_back(6)
+    around.read()
+    assert around.bodies == ["version 6, 1.0 ahead"]
+    around.version = 7
+    around.lend(2, 7, 1.0)
+    around.read()
+    assert around.bodies[1:] == ["version 7, 1.0 ahead"]
 
 
 def test_a_lease_that_ended_while_it_was_read_needs_no_parameters() -> None:

@@ -17,6 +17,7 @@ from w5xde.errors import JoinError
 from w5xde.learn.trust import canary
 from w5xde.messages import Hello
 from w5xde.runtime.admission import node_pass
+from w5xde.runtime.durable.audit import audit_run
 
 NODES, LIARS = 6, 2
 SETTINGS: dict[str, Any] = {"epochs": 20, "batch_size": 10, "seed": 5, "log": "silent", "nodes": NODES}
@@ -134,7 +135,7 @@ def large_model() -> torch.nn.Module:
 @pytest.mark.parametrize(("model", "epochs"), [(jobs.model, 20), (large_model, 2)])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_every_answer_that_is_chosen_is_verified(mode: str, model: Any, epochs: int, tmp_path: Path) -> None:
-    """Also while batches are read late, and the model has moved on since a node was given it."""
+    """Also while batches are read late, the model has moved on since a node was given it, or looked ahead."""
     job = w5xde.Job(model=model, data=jobs.data, loss=jobs.loss, optimizer=jobs.optimizer)
     settings = SETTINGS | {"verify": 1.0, "mode": mode, "nodes": 4, "loader_workers": 1, "epochs": epochs}
     result = w5xde.train(job, runs=str(tmp_path / "runs"), name="run", **settings).summary
@@ -144,6 +145,8 @@ def test_every_answer_that_is_chosen_is_verified(mode: str, model: Any, epochs: 
     assert result["verified_batches"] >= result["batches"]
     assert result["unverified_batches"] == 0
     assert not {record["kind"] for record in told} & {"cheat", "unverified"}
+    assert any(record.get("ahead") for record in told) == (mode == "async")
+    assert audit_run(tmp_path / "runs" / "run").is_clean
 
 
 # --- while nobody knows what is usual -------------------------------------------------------------

@@ -6,8 +6,8 @@ be applied before the oldest outstanding answer is too old. The mode does not wa
 longer than expected, so that node's answer may be rejected.
 
 Where a batch takes less than a millisecond, a node is lent a stretch: it makes a step of its own with each
-batch, and answers with the difference that all of them made, which counts as one update. Only decides: knows
-no tensors, no sockets and no clock.
+batch, and answers with the difference that all of them made, which counts as one update. `delay.py` says what
+is done about late updates. Only decides: knows no tensors, no sockets and no clock.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from w5xde.control.modes.base import Mode, share_of
+from w5xde.control.modes.delay import DelayCorrection
 from w5xde.control.pool.members import Member, Members
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import OpenStep
@@ -53,17 +54,14 @@ class AsyncMode(Mode):
         members: Members,
         leases: Leases,
         staleness: int | None,
+        delay: DelayCorrection,
         *,
-        corrects_delay: bool = False,
         stretches: bool = False,
     ) -> None:
-        """Begin with no open step.
-
-        `corrects_delay`: a late update makes a smaller step. `stretches`: nodes may make local steps.
-        """
+        """Begin with no open step. `stretches`: nodes may make local steps."""
         super().__init__(plan, members, leases)
         self._bound = staleness
-        self._corrects_delay = corrects_delay
+        self._delay = delay
         self._stretches = stretches
         self._open_steps: dict[int, OpenStep] = {}
         self._applying: set[int] = set()
@@ -73,6 +71,8 @@ class AsyncMode(Mode):
         # How many updates of the model were decided, and the sum of their staleness.
         self._updates = 0
         self._staleness_sum = 0
+        # Whether the last update was a step of the optimizer: its movement shows where the next ones lead.
+        self._has_moved = False
         self._has_advised = False
         # Members that are idle because of the bound of staleness, longest wait first.
         self._waiting: dict[str, Member] = {}
@@ -89,8 +89,7 @@ class AsyncMode(Mode):
         return self._updates - lease.updates
 
     def rate(self, open_step: OpenStep) -> float:
-        # The best rate for gradients that are late by t steps is about lr / (1 + t/2).
-        return 1.0 / (1.0 + open_step.staleness / 2) if self._corrects_delay else 1.0
+        return self._delay.rate(open_step.uncorrected)
 
     def advice(self) -> str:
         if self._has_advised or self._updates < ADVISED_AFTER:
@@ -126,6 +125,11 @@ class AsyncMode(Mode):
     def take(self, lease: Lease) -> OpenStep | None:
         open_step = self._open_steps[lease.step.index]
         open_step.oldest_updates = min(open_step.oldest_updates, lease.updates)
+        corrected = lease.updates + self._delay.made_up(lease)
+        open_step.oldest_corrected = min(open_step.oldest_corrected, corrected)
+        member = self.members.get(lease.node)
+        if member is not None:
+            self._delay.measured(member, lease, self.staleness_of(lease))
         return self._completed(open_step) if open_step.take(lease.span, [share_of(lease)]) else None
 
     def set_aside(self, step: int, span: Span) -> OpenStep | None:
@@ -136,8 +140,10 @@ class AsyncMode(Mode):
         del self._open_steps[open_step.plan.index]
         self._applying.add(open_step.plan.index)
         open_step.staleness = max(0, self._updates - open_step.oldest_updates)
+        open_step.uncorrected = max(0.0, self._updates - open_step.oldest_corrected)
         self._staleness_sum += open_step.staleness
         self._updates += 1
+        self._has_moved = not open_step.plan.apart
         return open_step
 
     def give_back(self, lease: Lease, *, failed: bool = False) -> OpenStep | None:
@@ -250,7 +256,17 @@ class AsyncMode(Mode):
         if steps > 1 and self._stretches_under_way(now) >= STRETCHES_MAX:
             return []
         found = self._next_span(member, steps)
-        return [[self.lend(member, *found, version, now, self._updates)]] if found is not None else []
+        if found is None:
+            return []
+        ahead = 0.0 if found[0].plan.apart else self._ahead(member, now)
+        return [[self.lend(member, *found, version, now, updates=self._updates, ahead=ahead)]]
+
+    def _ahead(self, member: Member, now: float) -> float:
+        """How many updates the parameters of the member's next lease look ahead."""
+        # One node alone is never late.
+        if len(self.members) < 2 or not self._has_moved:
+            return 0.0
+        return self._delay.ahead(member, sum(not _is_late(lease, now) for lease in self.leases))
 
     def _stretches_under_way(self, now: float) -> int:
         return sum(lease.step.apart and not _is_late(lease, now) for lease in self.leases)

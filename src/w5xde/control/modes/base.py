@@ -85,12 +85,20 @@ class Mode(ABC):
         """Whether every step that was begun is applied, or is given up because the run stops."""
 
     def lend(
-        self, member: Member, open_step: OpenStep, span: Span, version: int, now: float, updates: int = 0
+        self,
+        member: Member,
+        open_step: OpenStep,
+        span: Span,
+        version: int,
+        now: float,
+        *,
+        updates: int = 0,
+        ahead: float = 0.0,
     ) -> Lease:
         """Grant the member a lease on this span of a step."""
         number = self.leases.new_id()
         expected_at = self.members.lend(member, number, span.count, now)
-        lease = Lease(number, member.name, open_step.plan, span, version, now, expected_at, updates)
+        lease = Lease(number, member.name, open_step.plan, span, version, now, expected_at, updates, ahead)
         self.leases.grant(lease)
         if any(back.holds(span) for back in open_step.returned):
             self.batches_relent += span.count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from w5xde.control.modes.async_mode import AsyncMode
 from w5xde.control.modes.base import Mode
+from w5xde.control.modes.delay import DelayCorrection
 from w5xde.control.modes.robust_mode import RobustMode
 from w5xde.control.modes.sync import SyncMode
 from w5xde.control.pool.members import Members
@@ -20,7 +21,7 @@ def choose_mode(settings: CoreSettings, plan: Plan, members: Members, leases: Le
             members,
             leases,
             settings.staleness,
-            corrects_delay=settings.delay_correction,
+            DelayCorrection(scales_rates=settings.delay_correction, looks_ahead=settings.looks_ahead),
             stretches=settings.stretches,
         )
     if settings.robust is not None:

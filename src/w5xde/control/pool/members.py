@@ -39,6 +39,8 @@ class Member:
     # The part of batch_seconds for which the node computes.
     compute_seconds: float | None = None
     answers: int = 0
+    # How many updates late its answers are on average (async mode); None until one came.
+    staleness: float | None = None
     idle_since: float = 0.0
     # Batches of each lease that the node holds, by lease id; cancelled ones stay until the node answers.
     pending: dict[int, int] = field(default_factory=dict)

@@ -22,7 +22,8 @@ INCARNATION_SHIFT = 40
 class Lease:
     """A span of a step's batches, lent to one node, which computes them on the parameters of `version`.
 
-    `updates`: how many updates of the model were decided before it was granted (async mode).
+    `updates`: how many updates of the model were decided before it was granted. `ahead`: by how many updates
+    its parameters look ahead of the version, because its answer will be about so late (both in async mode).
     """
 
     id: int
@@ -33,6 +34,7 @@ class Lease:
     granted_at: float
     expected_at: float
     updates: int = 0
+    ahead: float = 0.0
 
     @property
     def where(self) -> str:

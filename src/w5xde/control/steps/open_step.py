@@ -5,6 +5,7 @@ Knows no sockets, tensors or clocks.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable
 
@@ -38,10 +39,12 @@ class OpenStep:
         # the bad one.
         self.failures: dict[Span, list[str]] = {}
         self.returned: set[Span] = set()
-        # The fewest `Lease.updates` of the leases whose answers were taken; and once the step is complete,
-        # how many updates the oldest of these answers is late.
+        # Of the leases whose answers were taken: the fewest `updates`, and the fewest with those added that
+        # looking ahead makes up for. And once the step is complete, by how many updates it is late for each.
         self.oldest_updates = sys.maxsize
+        self.oldest_corrected = math.inf
         self.staleness = 0
+        self.uncorrected = 0.0
 
     @property
     def is_untouched(self) -> bool:

@@ -17,3 +17,14 @@ class StateView(Protocol):
 
 # Memory for the state of a model, given the bytes of its vectors and of the state; None: use your own.
 StatePlace: TypeAlias = Callable[[int, int], memoryview | None]
+
+
+class Readers:
+    """Counts reads of some memory: begun, and done. One thread changes each count."""
+
+    def __init__(self) -> None:
+        self.begun = self.done = 0
+
+    @property
+    def are_there(self) -> bool:
+        return self.begun != self.done

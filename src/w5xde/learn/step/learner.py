@@ -15,25 +15,16 @@ from torch.optim import Optimizer
 from w5xde.learn.model.digest import weights_sha256
 from w5xde.learn.model.layout import FlatModel, Vector
 from w5xde.learn.model.route import VectorRoute
+from w5xde.learn.model.state_memory import Readers
 from w5xde.learn.step.bounds import StateBounds
 from w5xde.learn.step.fast_optimizer import Stepper
 from w5xde.learn.step.finite import Gauge, can_hold_nan, is_finite
 from w5xde.learn.step.flat_steps import is_torchs
+from w5xde.learn.step.look_ahead import LookAhead
 from w5xde.learn.step.rates import scaled_rates
 from w5xde.learn.step.rollback import Undo
 from w5xde.learn.step.sums import Contribution, StepNotFinite, Total
 from w5xde.messages import MOVING, TRAINED
-
-
-class _Readers:
-    """Counts reads of the state's own memory: begun, and done. One thread changes each count."""
-
-    def __init__(self) -> None:
-        self.begun = self.done = 0
-
-    @property
-    def are_there(self) -> bool:
-        return self.begun != self.done
 
 
 class Learner:
@@ -69,12 +60,15 @@ class Learner:
         ]
         # A large model is not copied: its bounds must do, or a step that breaks it ends the run.
         self._undo = None if self._is_large else Undo(flat, self._watched, optimizer)
-        self._snapshots: dict[bool, tuple[int, memoryview]] = {}
+        self._look_ahead = LookAhead(flat, optimizer, can_roll_back=self.can_roll_back)
+        # Copies of one version, by whether they are whole and how far they look ahead.
+        self._snapshots: dict[tuple[bool, float], memoryview] = {}
+        self._snapshots_version = 0
         # The memory in which the state is now, whole or not; its readers, and those of the memory where the
         # state was at first.
         self._read_from: Vector | None = None
         self._memories: dict[bool, memoryview | None] = {}
-        self._readers = self._first_readers = _Readers()
+        self._readers = self._first_readers = Readers()
 
     @property
     def vector_bytes(self) -> int:
@@ -109,6 +103,8 @@ class Learner:
         steps = sum([total.steps for total in totals])
         # The bounds know the optimizer's steps, and hold for smaller rates; differences they do not know.
         is_known = not any(total.is_stretch for total in totals)
+        if is_known:
+            self._look_ahead.save()
         if is_known and self._bounds.allow(self.version, norms, trained):
             self._advance_all_buffers(totals)
             self._step_all(totals)
@@ -116,6 +112,8 @@ class Learner:
             self._step_carefully(totals, steps)
         if self.scheduler is not None:
             self.scheduler.step()
+        # The movement of a stretch is that of many steps, and leases do not look ahead by it.
+        self._look_ahead.moved(len(totals) if is_known else 0)
         self.version += steps
         self.is_whole = True
         return [total.contribution.loss_sum for total in totals]
@@ -250,21 +248,33 @@ class Learner:
             else:
                 state.add_(change)
 
-    def snapshot(self, *, whole: bool) -> memoryview:
-        """A copy of this version as bytes, of a small model made once for all; `whole`: with fixed parts."""
-        if self._is_large:
-            return self.flat.snapshot(whole=whole)
-        cached = self._snapshots.get(whole)
-        if cached is None or cached[0] != self.version:
-            cached = self._snapshots[whole] = (self.version, self.flat.snapshot(whole=whole))
-        return cached[1]
+    def snapshot(self, *, whole: bool, ahead: float = 0.0) -> memoryview:
+        """A copy of this version as bytes, of a small model made once for all; `whole`: with fixed parts.
 
-    def read_state(self, *, whole: bool) -> tuple[memoryview, Callable[[], None]] | None:
+        `ahead`: its trained parameters look ahead by so many updates, if the last movement is known.
+        """
+        if self._is_large:
+            return self._copy(whole=whole, ahead=ahead)
+        if self._snapshots_version != self.version:
+            self._snapshots_version = self.version
+            self._snapshots.clear()
+        if (whole, ahead) not in self._snapshots:
+            self._snapshots[whole, ahead] = self._copy(whole=whole, ahead=ahead)
+        return self._snapshots[whole, ahead]
+
+    def _copy(self, *, whole: bool, ahead: float) -> memoryview:
+        found = self._look_ahead.copy(whole=whole, ahead=ahead) if ahead else None
+        return self.flat.snapshot(whole=whole) if found is None else found
+
+    def read_state(self, *, whole: bool, ahead: float = 0.0) -> tuple[memoryview, Callable[[], None]] | None:
         """The parameters of this version without a copy, and a function to call when they have been read.
 
         They do not change until then: a step that is applied earlier moves the state to other memory. None if
-        the caller must use `snapshot`.
+        the caller must use `snapshot`, as for a small model that looks ahead.
         """
+        if ahead:
+            can_lend = self._is_large and not whole and self.flat.state.device.type == "cpu"
+            return self._look_ahead.lend(ahead) if can_lend else None
         if self._read_from is not self.flat.moving:
             self._read_from, self._memories = self.flat.moving, {}
         if whole not in self._memories:
@@ -286,7 +296,7 @@ class Learner:
             self._readers = self._first_readers
             self.flat.return_home()
         elif self._readers.are_there:
-            self._readers = _Readers()
+            self._readers = Readers()
             self.flat.move()
 
     def weights_sha256(self) -> str:

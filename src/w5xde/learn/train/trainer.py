@@ -119,7 +119,7 @@ class Trainer:
 
     # --- gradients --------------------------------------------------------------------------------
 
-    def look_ahead(self, tasks: Sequence[Task]) -> None:
+    def compute_together(self, tasks: Sequence[Task]) -> None:
         """Compute small batches of the next tasks together now; `compute` then takes their gradients."""
         batches = [task.batch(place) for task in tasks for place in range(len(task.batches))]
         self._ahead = self._fast_path.compute(batches) if len(batches) > 1 else {}

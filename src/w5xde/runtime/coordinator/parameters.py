@@ -28,36 +28,39 @@ class ParameterEncoder:
         self._is_plain = is_never_encoded(setting, self._blueprint.moving_bytes)
         # The codec of a node's first parameters, before the speed of its link is measured.
         self._whole = parse(NONE if setting in (AUTO, AUTO_LOSSY) else setting)
-        self._made: dict[tuple[bool, str], Snapshot] = {}
+        self._made: dict[tuple[bool, str, float], Snapshot] = {}
 
-    def get(self, peer: Peer, *, whole: bool) -> Snapshot:
-        """The newest version, encoded for this peer's link; `whole`: with the parts that never change."""
+    def get(self, peer: Peer, *, whole: bool, ahead: float) -> Snapshot:
+        """The newest version, encoded for this peer's link; `whole`: with the parts that never change.
+
+        `ahead`: its trained parameters look ahead by so many updates.
+        """
         if self._is_plain:
-            return self._raw(whole=whole)
+            return self._raw(whole=whole, ahead=ahead)
         pipeline = self._whole if whole else self._pipeline(peer)
         if pipeline.spec == NONE:
-            return self._raw(whole=whole)
+            return self._raw(whole=whole, ahead=ahead)
         version = self._learner.version
         if any(made.version != version for made in self._made.values()):
             self._made.clear()
-        made = self._made.get((whole, pipeline.spec))
+        made = self._made.get((whole, pipeline.spec, ahead))
         if made is None:
             groups = self._blueprint.groups if whole else self._blueprint.moving_groups
-            raw = self._state(whole=whole)
+            raw = self._ahead(whole=whole, ahead=ahead) if ahead else self._state(whole=whole)
             pieces = pipeline.encode(raw, groups)
             made = Snapshot(version, pipeline.spec, pieces, raw.numel(), sum(map(len, pieces)))
-            self._made[whole, pipeline.spec] = made
+            self._made[whole, pipeline.spec, ahead] = made
         return made
 
-    def whole_copy(self) -> memoryview:
+    def whole_copy(self, ahead: float) -> memoryview:
         """Every parameter and buffer of the newest version, as bytes that do not change."""
-        return self._learner.snapshot(whole=True)
+        return self._learner.snapshot(whole=True, ahead=ahead)
 
-    def _raw(self, *, whole: bool) -> Snapshot:
+    def _raw(self, *, whole: bool, ahead: float) -> Snapshot:
         version = self._learner.version
-        reading = self._learner.read_state(whole=whole)
+        reading = self._learner.read_state(whole=whole, ahead=ahead)
         if reading is None:
-            copy = self._learner.snapshot(whole=whole)
+            copy = self._learner.snapshot(whole=whole, ahead=ahead)
             return Snapshot(version, NONE, [copy], len(copy), len(copy))
         raw, done = reading
         return Snapshot(version, NONE, [raw], len(raw), len(raw), done)
@@ -65,6 +68,9 @@ class ParameterEncoder:
     def _state(self, *, whole: bool) -> torch.Tensor:
         count = self._learner.flat.byte_count(whole=whole)
         return self._learner.flat.state[:count].cpu()
+
+    def _ahead(self, *, whole: bool, ahead: float) -> torch.Tensor:
+        return torch.frombuffer(self._learner.snapshot(whole=whole, ahead=ahead), dtype=torch.uint8)
 
     def _pipeline(self, peer: Peer) -> CodecPipeline:
         if peer.sender is None:

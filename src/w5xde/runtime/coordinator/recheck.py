@@ -2,7 +2,7 @@
 
 It keeps the parameters and batches of every lease that will be verified from the moment they are sent until
 the answer is verified, so no chosen answer passes for want of them. A node holds one or two leases at a time,
-which bounds the versions kept. Decides nothing: it reports its findings to the core.
+which bounds the parameters kept. Decides nothing: it reports its findings to the core.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from w5xde.learn.model.device import use_threads
 from w5xde.learn.step.sums import Contribution
 from w5xde.learn.train.trainer import Task
 from w5xde.learn.trust.recompute import Opinion, Recomputer, task_of
+from w5xde.runtime.pipeline.peer import SentParams
 from w5xde.runtime.system.actor import Actor
 from w5xde.tree import Span, batch_seed
 
@@ -44,24 +45,24 @@ class Recheck:
         )
         self._is_outstanding = is_outstanding
         self._verified = verified
-        # The version and the batches that each lease was sent with.
-        self._sent: dict[int, tuple[int, list[Packed]]] = {}
-        self._params: dict[int, memoryview] = {}
+        # The parameters and the batches that each lease was sent with.
+        self._sent: dict[int, tuple[SentParams, list[Packed]]] = {}
+        self._params: dict[SentParams, memoryview] = {}
         self._recomputer: Recomputer | None = None
 
-    def keep(self, version: int, params: memoryview) -> None:
-        """Keep the parameters of a version: leases that will be verified are about to be sent with it."""
+    def keep(self, sent: SentParams, params: memoryview) -> None:
+        """Keep these parameters: leases that will be verified are about to be sent with them."""
         self._forget()
-        self._params[version] = params
+        self._params[sent] = params
 
-    def sent(self, version: int, lease: Lease, batches: list[Packed]) -> None:
-        """A lease that will be verified was sent, with a version that is kept."""
-        self._sent[lease.id] = (version, batches)
+    def sent(self, sent: SentParams, lease: Lease, batches: list[Packed]) -> None:
+        """A lease that will be verified was sent, with parameters that are kept."""
+        self._sent[lease.id] = (sent, batches)
 
     def verify(self, lease: Lease, given: Contribution) -> None:
         """Compute the lease again and report how the answer compares."""
-        version, batches = self._sent[lease.id]
-        params = self._params[version]
+        sent, batches = self._sent[lease.id]
+        params = self._params[sent]
         self._actor.call(
             lambda: self._compare(lease, given, params, batches),
             lambda opinion: self._done(lease, opinion),
@@ -73,10 +74,10 @@ class Recheck:
         self._verified(ev.Verified(lease.node, lease.id, *opinion))
 
     def _forget(self) -> None:
-        """Drop leases that ended without an answer, and versions that no lease needs."""
+        """Drop leases that ended without an answer, and parameters that no lease needs."""
         self._sent = {number: sent for number, sent in self._sent.items() if self._is_outstanding(number)}
-        needed = {version for version, _ in self._sent.values()}
-        self._params = {version: params for version, params in self._params.items() if version in needed}
+        needed = {sent for sent, _ in self._sent.values()}
+        self._params = {sent: params for sent, params in self._params.items() if sent in needed}
 
     def _compare(
         self, lease: Lease, given: Contribution, params: memoryview, batches: list[Packed]

@@ -26,6 +26,7 @@ from w5xde.learn.job.job import describe
 from w5xde.learn.model.buffers import Buffers
 from w5xde.learn.step.incoming import UpdateReader
 from w5xde.learn.step.learner import Learner
+from w5xde.learn.step.look_ahead import momentum_of
 from w5xde.learn.step.sums import StepNotFinite
 from w5xde.messages import TRAINED, Welcome
 from w5xde.runtime.admission.gatekeeper import Gatekeeper
@@ -82,6 +83,7 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         verify=settings.verify,
         is_large=prepared.learner.route.is_large,
         delay_correction=settings.delay_correction,
+        looks_ahead=settings.delay_correction and momentum_of(prepared.learner.optimizer) > 0,
         stretches=_may_step_locally(prepared.learner, settings),
         own_step_norm=prepared.own_step_norm,
         robust=settings.robust_rule,

@@ -124,7 +124,7 @@ class NodeWorker:
         ahead: list[Task] = []
         for loan, some in zip(work.loans, tasks, strict=True):
             ahead += some if isinstance(some, list) and not loan.apart else []
-        self.parts.trainer.look_ahead(ahead)
+        self.parts.trainer.compute_together(ahead)
         ahead_seconds = (self._clock() - begun) / max(1, len(tasks))
         for loan, some in zip(work.loans, tasks, strict=True):
             begun = self._clock()

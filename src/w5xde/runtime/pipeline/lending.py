@@ -1,6 +1,6 @@
 """Lending: sends leases to nodes, with their batches and the parameters they need.
 
-A lease waits here until its batches are read; parameters are sent once for each version and node. Decides
+A lease waits here until its batches are read; the same parameters are sent to a node once. Decides
 nothing: the core says which lease goes to which node.
 """
 
@@ -14,7 +14,7 @@ from w5xde.control.view import CoreView
 from w5xde.learn.data.payload import Packed
 from w5xde.learn.data.sources import Key
 from w5xde.messages import Batch, Cancel, Loan, Params, SampleList, Work
-from w5xde.runtime.pipeline.peer import Peer, SentWork
+from w5xde.runtime.pipeline.peer import Peer, SentParams, SentWork
 from w5xde.runtime.pipeline.ports import Ports, Snapshot
 from w5xde.runtime.telemetry.meters import Meters
 
@@ -73,37 +73,40 @@ class Lending:
     def rewind(self) -> None:
         """A step was rolled back: versions that were asked for and not sent will never exist."""
         for peer in self._ports.peers:
-            peer.version_asked = peer.version
+            peer.params_asked = peer.params
 
     def _send_parameters(self, peer: Peer, leases: list[Lease], found: PackedBatches) -> None:
         tasks, parameters = self._ports.tasks, self._ports.model.parameters
         is_chosen = not self._to_verify.isdisjoint(lease.id for lease in leases)
         # While the batches were read, the step that was to make the version may have been rolled back.
-        version = min(leases[0].version, self._view.version)
-        if peer.version_asked >= version and not is_chosen:
+        version, ahead = min(leases[0].version, self._view.version), leases[0].ahead
+        asked = peer.params_asked
+        if asked.version >= version and asked.ahead == ahead and not is_chosen:
             # The work waits its turn all the same, so that it never overtakes its parameters.
             tasks.call(lambda: None, lambda _: self._send_work(peer, leases, found))
             return
-        whole = peer.version_asked < 0
-        peer.version_asked = max(peer.version_asked, version)
+        whole = asked.version < 0
+        peer.params_asked = SentParams(max(asked.version, version), ahead)
 
         def make() -> tuple[Snapshot, memoryview | None]:
             # An answer is verified on the very parameters that the node has.
-            kept = parameters.whole_copy() if is_chosen else None
-            return parameters.get(peer, whole=whole), kept
+            kept = parameters.whole_copy(ahead) if is_chosen else None
+            return parameters.get(peer, whole=whole, ahead=ahead), kept
 
         def send(made: tuple[Snapshot, memoryview | None]) -> None:
             snapshot, kept = made
-            if peer.version != snapshot.version:
-                peer.version = snapshot.version
-                peer.version_asked = max(peer.version_asked, peer.version)
+            params = SentParams(snapshot.version, ahead)
+            if peer.params != params:
+                peer.params = params
+                if params.version > peer.params_asked.version:
+                    peer.params_asked = params
                 self._meters.node(peer.name).moved_vectors(snapshot.raw_bytes, snapshot.encoded_bytes)
-                message = Params(peer.version, whole, snapshot.codec)
+                message = Params(params.version, whole, snapshot.codec)
                 peer.connection.send(message, snapshot.pieces, snapshot.sent, hold=True)
             elif snapshot.sent is not None:
                 snapshot.sent()
             if kept is not None:
-                self._ports.verifier.keep(snapshot.version, kept)
+                self._ports.verifier.keep(params, kept)
             self._send_work(peer, leases, found)
 
         tasks.call(make, send)
@@ -135,7 +138,7 @@ class Lending:
                 pieces += packed.pieces
                 at += packed.body_bytes
             if lease.id in self._to_verify:
-                self._ports.verifier.sent(peer.version, lease, [found[key] for key in step.keys[start:stop]])
+                self._ports.verifier.sent(peer.params, lease, [found[key] for key in step.keys[start:stop]])
             place = (step.epoch, start, stop, step.count, step.samples)
             loans.append(Loan(lease.id, *place, batches, step.apart))
             if samples is not None:
@@ -146,5 +149,5 @@ class Lending:
         peer.works.append(SentWork(leases, batch_count, self._ports.clock(), listed))
         measures = any(self._meters.noise.wants(lease.step) for lease in wanted)
         before = peer.connection.bytes_sent
-        peer.connection.send(Work(peer.version, loans, peer.connection.link, measures), pieces)
+        peer.connection.send(Work(peer.params.version, loans, peer.connection.link, measures), pieces)
         self._meters.sent_data(loans[0].epoch, peer.connection.bytes_sent - before)

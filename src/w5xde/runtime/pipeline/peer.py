@@ -60,6 +60,16 @@ class SentWork(NamedTuple):
     listed: Mapping[int, Sequence[tuple[int, SampleList | None]]] = {}
 
 
+class SentParams(NamedTuple):
+    """Parameters that were sent: of a version, looking so many updates ahead. The same are the same bits."""
+
+    version: int
+    ahead: float = 0.0
+
+
+NOTHING_SENT = SentParams(-1)
+
+
 class AnnouncedCache(NamedTuple):
     """A cache as its node describes it: nodes of one machine share a cache, and its id."""
 
@@ -88,9 +98,9 @@ class Peer:
     is_gone: bool = False
     # How long a batch may take it, by the time its canary took.
     guess_seconds: float | None = None
-    # The version it was last sent, and the newest that was asked for it.
-    version: int = -1
-    version_asked: int = -1
+    # The parameters that it was last sent, and the newest that were asked for it.
+    params: SentParams = NOTHING_SENT
+    params_asked: SentParams = NOTHING_SENT
     # Answers come in the order of these.
     works: deque[SentWork] = field(default_factory=deque)
     answered_at: float = 0.0

@@ -16,7 +16,7 @@ from w5xde.learn.data.sources import Key
 from w5xde.learn.step.incoming import Checked, IncomingVector
 from w5xde.learn.step.sums import Contribution, StepSums, Total
 from w5xde.messages import Update
-from w5xde.runtime.pipeline.peer import Peer, SentWork
+from w5xde.runtime.pipeline.peer import Peer, SentParams, SentWork
 
 
 class Tasks(Protocol):
@@ -106,19 +106,21 @@ class Snapshot(NamedTuple):
 class Parameters(Protocol):
     """Encodes the newest version for a peer. Used only where `Tasks` calls."""
 
-    def get(self, peer: Peer, *, whole: bool) -> Snapshot: ...
-    def whole_copy(self) -> memoryview:
-        """Every parameter and buffer of the newest version, as bytes that do not change."""
+    def get(self, peer: Peer, *, whole: bool, ahead: float) -> Snapshot:
+        """The newest version; its trained parameters look `ahead` by so many updates."""
+
+    def whole_copy(self, ahead: float) -> memoryview:
+        """Every parameter and buffer of that, as bytes that do not change."""
 
 
 class Verifier(Protocol):
     """Computes leases a second time, with `--verify`."""
 
-    def keep(self, version: int, params: memoryview) -> None:
-        """Keep the parameters of a version: leases that will be verified are about to be sent with it."""
+    def keep(self, sent: SentParams, params: memoryview) -> None:
+        """Keep these parameters: leases that will be verified are about to be sent with them."""
 
-    def sent(self, version: int, lease: Lease, batches: list[Packed]) -> None:
-        """A lease that will be verified was sent, with a version that is kept."""
+    def sent(self, sent: SentParams, lease: Lease, batches: list[Packed]) -> None:
+        """A lease that will be verified was sent, with parameters that are kept."""
 
     def verify(self, lease: Lease, given: Contribution) -> None:
         """Compare this answer with our own; the core hears of it as `Verified`."""
