@@ -127,13 +127,14 @@ def step(index: int, *sizes: int, apart: bool = False) -> StepPlan:
 
 
 def test_a_few_whole_steps_are_measured() -> None:
-    noise = GradientNoise.of(Settings(), is_large=False)
+    settings = Settings(batches_per_step=4)
+    noise = GradientNoise.of(settings, is_large=False)
     chosen = [i for i in range(4 * MEASURED_EVERY) if noise.wants(step(i, 32, 32, 32, 32))]
     assert len(chosen) == 4
     assert not noise.wants(step(chosen[0], 32, 32, 32))
     assert not noise.wants(step(chosen[0], 32, 32, 32, 7))
     assert not noise.wants(step(chosen[0], 32, 32, 32, 32, apart=True))
-    of_large = GradientNoise.of(Settings(), is_large=True)
+    of_large = GradientNoise.of(settings, is_large=True)
     assert len([i for i in range(4 * MEASURED_EVERY) if of_large.wants(step(i, 32, 32, 32, 32))]) == 2
 
 

@@ -34,5 +34,6 @@ def test_what_would_destroy_a_model_is_bounded_even_if_nobody_is_found_out() -> 
     trimmed = train(lie, honest_batches=0, epochs=EPOCHS, **TRIMMED)
     # A model that knows nothing has a loss of 2.3.
     assert ruined.loss > 2.0
-    assert (ruined.liars_out, trimmed.liars_out) == (0, 0)
+    # The gradients of a ruined model explode, so that some liars may be found out there, by chance.
+    assert trimmed.liars_out == 0
     assert trimmed.loss < 1.5
