@@ -53,7 +53,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int | None,
         Meta(
             description="batches in an optimizer step, whatever the number of nodes (default: 2 in sync mode,"
-            " with robust as many as it takes nodes, 1 in async); with more than 3 nodes give as many as nodes"
+            " with robust as many as that needs nodes, 1 in async); for more than 3 nodes give their number"
         ),
     ] = None
     scale_for_batch: Annotated[
@@ -189,7 +189,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Literal["auto", "shared", "unix", "tcp"],
         Meta(
             description="how nodes on the coordinator's machine reach it. shared: nodes that it starts share"
-            " memory with it, for models from 1 MiB on; unix: all use a Unix socket; tcp: all use TCP;"
+            " memory with it, for models from 64 KiB on; unix: all use a Unix socket; tcp: all use TCP;"
             " auto: shared, where the system can"
         ),
     ] = "auto"

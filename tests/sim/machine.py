@@ -69,7 +69,7 @@ class Line:
     peer: Peer
     limits = cast(Limits, None)
     session = cast(Session, None)
-    link = 0.0
+    link = reported_link = 0.0
     fault = ""
     bytes_sent = bytes_received = 0
     stuck_since: float | None = None

@@ -66,7 +66,7 @@ def settle_forgets_to_end(self: Leases, lease: int, node: str) -> Lease | str:
     return held if held is not None and held.node == node else "not outstanding"
 
 
-def takes_one_too_stale(self: AsyncMode, lease: Lease, version: int) -> str:
+def takes_one_too_stale(self: AsyncMode, lease: Lease) -> str:
     return "stale" if self.staleness_of(lease) > self.staleness + 1 else ""
 
 
@@ -278,7 +278,7 @@ BUGS = {
     "failed batches are forgotten": Bug(OpenStep, "failed", lambda self, span, node, leases: None, "is lost"),
     "settle ignores the node": Bug(Leases, "settle", settle_ignores_the_node, "is folded as|outstanding are"),
     "a lease is settled twice": Bug(Leases, "settle", settle_forgets_to_end, "outstanding|node's hands"),
-    "a covered span is taken": Bug(SyncMode, "admit", lambda self, lease, version: "", "already"),
+    "a covered span is taken": Bug(SyncMode, "admit", lambda self, lease: "", "already"),
     "one version too stale": Bug(AsyncMode, "admit", takes_one_too_stale, "updates old"),
     "of_node misses a lease": Bug(
         Leases, "of_node", lambda self, node: [x for x in self if x.node == node][1:], "outstanding are"

@@ -50,7 +50,7 @@ class Answers:
         lease, member = state.settle(node, number, now)
         if isinstance(lease, str):
             return [ev.Reject(node, number, lease, fenced=True)]
-        reason = state.mode.admit(lease, state.version)
+        reason = state.mode.admit(lease)
         if reason:
             state.failures.succeeded(member)
             state.mode.give_back(lease)

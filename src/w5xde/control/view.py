@@ -71,7 +71,7 @@ class CoreView:
             return False
         # An answer that is held back for verification is compared even if another node was sooner.
         is_held_back = self._state.verification.holds_back(number)
-        return is_held_back or not self._state.mode.admit(lease, lease.version)
+        return is_held_back or not self._state.mode.admit(lease)
 
     def seconds(self, now: float) -> float:
         """How long training has gone on, in all lives of the coordinator."""

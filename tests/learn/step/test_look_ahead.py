@@ -151,6 +151,23 @@ def test_a_version_to_which_the_learner_was_rolled_back_looks_ahead_as_before() 
     assert not is_as_it_is(learner)
 
 
+def test_a_large_model_whose_buffers_refuse_a_step_looks_ahead_as_before() -> None:
+    """The step failed before anything moved, so the version is the same: its weights ahead are too."""
+    learner = wanted(learner_of(lambda: nn.Sequential(nn.Linear(6, 300_000), nn.BatchNorm1d(300_000))))
+    step(learner, 1)
+    before = bytes(learner.snapshot(whole=True, ahead=1.0))
+    broken = total(learner, 2)
+    for part, group in zip(
+        broken.contribution.vector.parts, learner.flat.blueprint.moving_groups, strict=True
+    ):
+        if group.role == "moving" and part.dtype.is_floating_point:
+            part.fill_(math.inf)
+    with pytest.raises(StepNotFinite), torch.no_grad():
+        learner.apply([broken])
+    assert learner.is_whole
+    assert bytes(learner.snapshot(whole=True, ahead=1.0)) == before
+
+
 def test_nothing_looks_ahead_by_the_movement_of_a_stretch() -> None:
     learner = wanted(learner_of(mlp()))
     step(learner, 0)

@@ -167,3 +167,15 @@ def test_worker_processes_read_on_to_a_batch_far_ahead() -> None:
         assert await get((0, 70)) == 70
 
     run(story, inline=False, workers=1)
+
+
+def test_a_lease_that_waits_for_a_batch_gets_it_although_its_step_is_applied_meanwhile() -> None:
+    """Another node had the samples, and was sooner. Without an answer the first node would stay idle."""
+
+    async def story(loader: Loader, data: Watched, get: Any) -> None:
+        waiting = asyncio.ensure_future(get((0, 30)))
+        await asyncio.sleep(0)
+        loader.release([(0, 30)])
+        assert await waiting == 30
+
+    run(story, inline=False)

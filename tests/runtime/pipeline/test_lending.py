@@ -25,7 +25,7 @@ PACKED = Packed(1, Value(None), [], 0)
 class Around:
     """One peer, a learner at some version, batches that come when the test says so, and a view of leases."""
 
-    link = 0.0
+    link = reported_link = 0.0
     bytes_sent = 0
 
     def __init__(self, version: int) -> None:
@@ -133,7 +133,7 @@ def test_a_lease_that_was_read_for_a_version_that_never_came_does_not_stand_for_
     # The step that was to make version 7 is rolled back while the batch of the lease is read.
     around.roll_back(6)
     around.read()
-    assert versions(around.sent) == [("Work", 6)]
+    assert versions(around.sent) == [("Params", 6), ("Work", 6)]
     around.sent.clear()
     around.version = 7
     around.lend(2, version=7)
@@ -204,3 +204,15 @@ def test_a_node_is_asked_for_norms_in_the_steps_that_are_measured() -> None:
         around.lend(number, 0)
         around.read()
     assert [each.measures for each in around.sent if isinstance(each, Work)] == [False, True, False]
+
+
+def test_after_a_rollback_the_same_version_is_sent_again() -> None:
+    """A local node may have copied the shared parameters while the step that was rolled back was in them."""
+    around = Around(version=5)
+    around.lend(1, version=5)
+    around.read()
+    assert versions(around.sent) == [("Work", 5)]
+    around.roll_back(5)
+    around.lend(2, version=5)
+    around.read()
+    assert versions(around.sent) == [("Work", 5), ("Params", 5), ("Work", 5)]

@@ -78,7 +78,7 @@ class Surroundings:
 class Line:
     """A connection, as far as updates use it."""
 
-    link = 0.0
+    link = reported_link = 0.0
 
     def __init__(self) -> None:
         self.sent: list[Message] = []

@@ -111,7 +111,7 @@ class AsyncMode(Mode):
     def is_settled(self) -> bool:
         return not self._applying and (not self._open_steps or self.is_closing)
 
-    def admit(self, lease: Lease, version: int) -> str:
+    def admit(self, lease: Lease) -> str:
         open_step = self._open_steps.get(lease.step.index)
         if open_step is None:
             return f"step {lease.step.index} is complete"

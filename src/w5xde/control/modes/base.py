@@ -31,7 +31,7 @@ class Mode(ABC):
         """Grant and record new leases to these members; each list travels as one message."""
 
     @abstractmethod
-    def admit(self, lease: Lease, version: int) -> str:
+    def admit(self, lease: Lease) -> str:
         """Return why the answer to a lease must be rejected, or an empty string."""
 
     @abstractmethod

@@ -56,7 +56,7 @@ class SyncMode(Mode):
         """Whether the run is asked to stop, and the step was not begun or no node is left to finish it."""
         return self.is_closing and (open_step.is_untouched or not self.members)
 
-    def admit(self, lease: Lease, version: int) -> str:
+    def admit(self, lease: Lease) -> str:
         open_step = self._open_step
         if open_step is None or open_step.plan.index != lease.step.index:
             return f"step {lease.step.index} is complete"

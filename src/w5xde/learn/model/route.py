@@ -31,7 +31,8 @@ class VectorRoute:
 
     *Inline* (small): the learner runs on the event loop. *Large*: it runs on a thread of its own, the vectors
     of updates enter one at a time and are checked while they arrive, a node holds one lease, and the learner
-    makes no copy of its state to roll a step back.
+    makes no copy of its state to roll a step back. Inside one machine vectors are *shared* in memory, also
+    many small ones, and the parameters of the largest models are *viewed* there instead of copied.
     """
 
     vector_bytes: int
@@ -47,6 +48,7 @@ class VectorRoute:
 
     @property
     def is_viewed(self) -> bool:
+        """Whether local nodes compute on the coordinator's own parameters, without a copy."""
         return self.vector_bytes >= VIEWED_BYTES_MIN
 
     @property

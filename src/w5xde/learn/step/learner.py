@@ -103,8 +103,6 @@ class Learner:
         steps = sum([total.steps for total in totals])
         # The bounds know the optimizer's steps, and hold for smaller rates; differences they do not know.
         is_known = not any(total.is_stretch for total in totals)
-        if is_known:
-            self._look_ahead.save()
         if is_known and self._bounds.allow(self.version, norms, trained):
             self._advance_all_buffers(totals)
             self._step_all(totals)
@@ -119,6 +117,9 @@ class Learner:
         return [total.contribution.loss_sum for total in totals]
 
     def _step_all(self, totals: list[Total]) -> None:
+        if not any(total.is_stretch for total in totals):
+            # Not before the buffers have advanced: steps that fail there leave this version as it is.
+            self._look_ahead.save()
         self.is_whole = False
         has_stepped = False
         for total in totals:

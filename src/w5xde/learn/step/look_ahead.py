@@ -85,6 +85,8 @@ class LookAhead:
         None if that is the state itself: the last movement is not known, the optimizer has no momentum, or
         the result would not be finite.
         """
+        if not self._reach(ahead):
+            return None
         count = self._flat.byte_count(whole=whole)
         target = torch.zeros(count, dtype=torch.uint8, device=self._flat.state.device)
         return target.cpu().numpy().data if self._write(target, ahead) else None
@@ -94,6 +96,8 @@ class LookAhead:
 
         Its memory is used again then: new memory would take longer than all else.
         """
+        if not self._reach(ahead):
+            return None
         idle = [each for each in self._lent if not each[1].are_there]
         memory, readers = idle[0] if idle else (torch.zeros_like(self._flat.moving.raw), Readers())
         busy = [each for each in self._lent if each[1].are_there]
@@ -107,16 +111,21 @@ class LookAhead:
 
         return memory.numpy().data, done
 
-    def _write(self, target: Tensor, ahead: float) -> bool:
+    def _reach(self, ahead: float) -> float:
+        """How many of the last movements lie between the state and the weights ahead; 0: none is known."""
         self._is_wanted = True
+        if self._before is None:
+            return 0.0
         # An answer that is hardly ever late looks hardly ahead.
-        reach = momentum_of(self._optimizer) * (ahead + min(ahead, 1.0)) / self._updates
-        if self._before is None or not reach:
-            return False
+        return momentum_of(self._optimizer) * (ahead + min(ahead, 1.0)) / self._updates
+
+    def _write(self, target: Tensor, ahead: float) -> bool:
+        """Write the weights ahead, whose reach is not 0; False if they are not finite."""
+        reach = self._reach(ahead)
         blueprint, parts = self._flat.blueprint, self._flat.moving.parts
         start, stop = blueprint.trained_bytes, len(target)
         target[start:].copy_(self._flat.state[start:stop])
-        for i, before in zip(self._trained, self._before, strict=True):
+        for i, before in zip(self._trained, self._before or (), strict=True):
             result = blueprint.moving_groups[i].values_in(target)
             # In one pass: before + (1 + reach) · (now - before).
             torch.lerp(before, parts[i], 1.0 + reach, out=result)

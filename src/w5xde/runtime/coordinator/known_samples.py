@@ -1,9 +1,9 @@
 """Known samples: which samples the cache of each node holds, as far as the coordinator knows.
 
 A node says what its cache holds when it joins, and with each answer whether it stored the samples that came.
-What it says is believed: a node that misses a sample says so, and is sent it. A node that does little else is
-sent every sample from then on. Nodes that share a cache share
-what is known of it. Decides nothing about leases, and reads no data.
+What it says is believed: a node that misses a sample says so, and is sent it. A node that misses samples in
+many answers in a row is sent every sample from then on. Nodes that share a cache share what is known of it.
+Decides nothing about leases, and reads no data.
 """
 
 from __future__ import annotations

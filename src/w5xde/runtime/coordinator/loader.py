@@ -173,7 +173,7 @@ class Loader:
             self._claimed.discard(key)
         if self._any_batch is None:
             # What is in order before the next batch that is needed has to be read too.
-            self._read_ahead()
+            self._read_ahead_later()
 
     def _read_ahead(self) -> None:
         self._is_ahead_due = False
@@ -206,8 +206,11 @@ class Loader:
             return pack_batch(len(source.samples_of(key[1])), source.read(*key))
 
         def arrived(packed: Packed) -> None:
-            if key in self._reading:  # else it is applied already
+            if key in self._reading:
                 self._arrived(key, packed)
+            else:
+                # It is applied already. A lease that waited for it hears of that when it is to be sent.
+                self._serve(key, packed)
 
         self._actor.call(read, arrived)
 
@@ -265,5 +268,8 @@ class Loader:
             self._too_late.discard(key)
         else:
             self._ready[key] = packed
+        self._serve(key, packed)
+
+    def _serve(self, key: Key, packed: Packed) -> None:
         for done in self._waiting.pop(key, ()):
             done(packed)

@@ -100,7 +100,8 @@ class Peers:
         self._wakefulness = Wakefulness()
         # When each ready peer was last heard; only those heard since the last `take_heard`.
         self._heard_at: dict[str, float] = {}
-        self._open_count = 0
+        # Every connection that is open, also of peers that are refused or evicted and must only close it.
+        self._open: set[Connection] = set()
         self._all_gone = asyncio.Event()
         self._bans = Bans(
             gatekeeper,
@@ -143,7 +144,7 @@ class Peers:
         peer: Peer
 
         def opened(connection: Connection) -> None:
-            self._open_count += 1
+            self._open.add(connection)
             if self._is_closing:
                 connection.abort()
                 return
@@ -159,8 +160,8 @@ class Peers:
             # A client that sends nothing is not logged: it only looked at the certificate, or scanned ports.
             self._remove(peer, reason if connection.bytes_received else "")
             self._host.updates.lost(peer)
-            self._open_count -= 1
-            if not self._open_count:
+            self._open.discard(connection)
+            if not self._open:
                 self._all_gone.set()
 
         owner = Owner(
@@ -378,12 +379,12 @@ class Peers:
                 peer.connection.close()
         self._host.updates.close()
         await self._wait_until_gone(parting_seconds)
-        for peer in self._all_connections():
-            peer.connection.abort()
+        for connection in list(self._open):
+            connection.abort()
         await self._wait_until_gone(ABORTING_SECONDS)
         self.gatekeeper.close()
 
     async def _wait_until_gone(self, seconds: float) -> None:
-        if self._open_count:
+        if self._open:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_gone.wait(), seconds)

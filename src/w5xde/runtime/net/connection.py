@@ -41,8 +41,8 @@ _NEWEST = 0.5
 LAST_WORDS_SECONDS = 5.0
 # How long a peer may take to close its side once it has our last message.
 GOODBYE_SECONDS = 1.0
-# What the peer sends after our last message is read in pieces of this size, and thrown away.
-UNREAD_BYTES = 64 * 1024
+# What a peer sends after our last message goes here, and nobody reads it.
+_unread = memoryview(bytearray(64 * 1024))
 
 
 class SharedMemory(Protocol):
@@ -83,10 +83,9 @@ class Connection(asyncio.BufferedProtocol):
         # Time from the first to the last byte of frames, summed.
         self.seconds_sending = 0.0
         self.seconds_receiving = 0.0
-        # Bytes per second at which large bodies arrive; 0 until the first one has, and inside one machine,
-        # where no codec is faster than a copy: trying them would take its cores from the nodes.
+        # Bytes per second at which large bodies arrive; 0 until the first one has.
         self.link = 0.0
-        self._measures_link = True
+        self._is_inside_machine = False
         self._sending_since: float | None = None
         # When the body that is arriving began, and after how many bytes of this connection.
         self._body_since: tuple[float, int] | None = None
@@ -120,6 +119,14 @@ class Connection(asyncio.BufferedProtocol):
         self._shared, self._decoder.shared = memory, memory.body_at
 
     @property
+    def reported_link(self) -> float:
+        """The link as the peer is told, to choose a codec by; 0, which means unknown, inside one machine.
+
+        There no codec is faster than a copy, and trying them would take its cores from the nodes.
+        """
+        return 0.0 if self._is_inside_machine else self.link
+
+    @property
     def stuck_since(self) -> float | None:
         """The monotonic time since when the peer has read nothing of what waits; None if nothing waits."""
         return self._paused_at if self._is_paused else None
@@ -145,12 +152,12 @@ class Connection(asyncio.BufferedProtocol):
         address = transport.get_extra_info("peername")
         # Without an address it is a Unix socket.
         self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "this machine"
-        self._measures_link = isinstance(address, tuple)
+        self._is_inside_machine = not isinstance(address, tuple)
         self._owner.configure(transport.get_extra_info("socket"))
         self._owner.opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._decoder.get_buffer() if not self._is_closing else memoryview(bytearray(UNREAD_BYTES))
+        return self._decoder.get_buffer() if not self._is_closing else _unread
 
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_received += nbytes
@@ -184,7 +191,7 @@ class Connection(asyncio.BufferedProtocol):
         now = time.perf_counter()
         self._body_since = None
         self.seconds_receiving += now - then
-        if self._measures_link and self.bytes_received - before >= MEASURED_BYTES_MIN and now > then:
+        if self.bytes_received - before >= MEASURED_BYTES_MIN and now > then:
             rate = (self.bytes_received - before) / (now - then)
             self.link += (_NEWEST if self.link else 1.0) * (rate - self.link)
 

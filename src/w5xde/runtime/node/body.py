@@ -243,7 +243,7 @@ class Node:
         connection, proof = self._connection, parts.proof
         if connection is None:
             return
-        proved = (proof.seconds, connection.link) if proof is not None else (0.0, 0.0)
+        proved = (proof.seconds, connection.reported_link) if proof is not None else (0.0, 0.0)
         kept = (cache.id, cache.slots) if cache is not None else (b"", 0)
         pieces = [proof.body if proof is not None else b"", cache.held() if cache is not None else b""]
         connection.send(Ready(parts.layout_digest, *proved, *kept), [piece for piece in pieces if piece])

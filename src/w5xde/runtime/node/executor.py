@@ -149,7 +149,7 @@ class WorkExecutor:
             computed.core_seconds,
             codec_seconds,
             network_seconds,
-            connection.link,
+            connection.reported_link,
             computed.stored,
             computed.squares,
         )

@@ -71,9 +71,14 @@ class Lending:
             peer.connection.send(Cancel(effect.leases))
 
     def rewind(self) -> None:
-        """A step was rolled back: versions that were asked for and not sent will never exist."""
+        """A step was rolled back: every node is sent the parameters again with its next lease.
+
+        Versions that were asked for and not sent will never exist, and a local node may have copied shared
+        memory while the step was in it.
+        """
+        before = SentParams(self._view.version - 1)
         for peer in self._ports.peers:
-            peer.params_asked = peer.params
+            peer.params = peer.params_asked = min(peer.params, before)
 
     def _send_parameters(self, peer: Peer, leases: list[Lease], found: PackedBatches) -> None:
         tasks, parameters = self._ports.tasks, self._ports.model.parameters
@@ -149,5 +154,7 @@ class Lending:
         peer.works.append(SentWork(leases, batch_count, self._ports.clock(), listed))
         measures = any(self._meters.noise.wants(lease.step) for lease in wanted)
         before = peer.connection.bytes_sent
-        peer.connection.send(Work(peer.params.version, loans, peer.connection.link, measures), pieces)
+        peer.connection.send(
+            Work(peer.params.version, loans, peer.connection.reported_link, measures), pieces
+        )
         self._meters.sent_data(loans[0].epoch, peer.connection.bytes_sent - before)

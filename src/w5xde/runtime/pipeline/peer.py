@@ -31,6 +31,11 @@ class Link(Protocol):
     bytes_sent: int
     bytes_received: int
 
+    @property
+    def reported_link(self) -> float:
+        """The link as the peer is told, to choose a codec by."""
+        ...
+
     def send(
         self,
         message: Message,
