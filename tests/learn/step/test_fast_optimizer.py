@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import StepLR
 
+from w5xde.learn.model import parallel
 from w5xde.learn.model.layout import FlatModel, describe
 from w5xde.learn.step import flat_steps
 from w5xde.learn.step.fast_optimizer import ELEMENT_WISE, Stepper
@@ -207,3 +208,22 @@ def test_a_parameter_that_left_the_flat_memory_is_stepped_as_usual() -> None:
     race.step(1)
     assert race.quick_steps == 0
     assert race.is_level
+
+
+@pytest.mark.parametrize("name", ["fused adam", "fused adamw", "fused adam, decoupled", "two groups, fused"])
+def test_fused_steps_of_shares_on_all_cores_have_the_same_bits(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long parameter is cut where the kernel begins anew in any case, and ends where it always does."""
+    for module in (parallel, flat_steps):
+        monkeypatch.setattr(module, "SHARE_NUMBERS", 64)
+
+    def long_model() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(61, 13), nn.Tanh(), nn.Linear(13, 5))
+
+    race = Race(OPTIMIZERS[name], long_model)
+    for step in range(6):
+        race.step(step)
+    assert race.is_level
+    assert race.quick_steps == 5

@@ -21,6 +21,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from w5xde.errors import JobError
 from w5xde.learn.model.digest import same_bits
+from w5xde.learn.model.parallel import add_to
 from w5xde.learn.model.route import VectorRoute
 from w5xde.learn.model.state_memory import StatePlace, StateView
 from w5xde.messages import FROZEN, MOVING, NAME_CHARACTERS_MAX, STILL, TRAINED, Entry, Layout, Role
@@ -176,7 +177,7 @@ class Vector:
     def add_(self, other: Vector) -> Vector:
         # torch adds booleans by "or": a flag is set if any batch set it.
         for mine, theirs in zip(self.parts, other.parts, strict=True):
-            mine.add_(theirs)
+            add_to(mine, theirs)
         return self
 
     @property

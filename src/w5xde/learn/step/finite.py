@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from w5xde.learn.model.layout import Blueprint, Vector
+from w5xde.learn.model.parallel import on_all_cores, shares
 from w5xde.messages import TRAINED
 
 # Up to this many numbers numpy is faster than torch: its calls cost less, and its loops cost more. Measured.
@@ -86,6 +87,19 @@ def is_finite(part: torch.Tensor) -> bool:
     return math.isfinite(float(torch.linalg.vector_norm(part, ord=math.inf)))
 
 
+def _long_square(part: torch.Tensor) -> float:
+    """The sum of all squares, as it comes, on all cores if the vector is long."""
+    cuts = shares(part.numel()) if part.device.type == "cpu" else [slice(None)]
+    found = [0.0] * len(cuts)
+
+    def measure(number: int) -> None:
+        share = part[cuts[number]]
+        found[number] = torch.dot(share, share).item()
+
+    on_all_cores(measure, len(cuts))
+    return sum(found)
+
+
 def _square(part: torch.Tensor) -> float:
     """The sum of all squares; infinite if a number is not finite."""
     if part.dtype in _BLAS:
@@ -94,7 +108,7 @@ def _square(part: torch.Tensor) -> float:
             with np.errstate(over="ignore", invalid="ignore"):
                 square = float(np.dot(numbers, numbers))
         else:
-            square = torch.dot(part, part).item()
+            square = _long_square(part)
         if math.isfinite(square):
             return square
     if not is_finite(part):

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
 from w5xde.learn.model.layout import FlatModel
+from w5xde.learn.model.parallel import SHARE_NUMBERS, on_all_cores, shares
 from w5xde.learn.torch_private import (
     compiler_is_loaded,
     fused_adam,
@@ -90,14 +91,37 @@ class _Unchanged:
         )
 
 
-class FusedSteps:
-    """Steps of torch's fused Adam and AdamW: one call of the kernel for each group."""
+class _Share(NamedTuple):
+    """Numbers of a parameter that one call of a kernel steps: all, or a share of a long parameter."""
 
-    def __init__(self, optimizer: Optimizer, flat: FlatModel, groups: list[list[PlacedParameter]]) -> None:
+    parameter: Tensor
+    place: FlatPlace
+    within: slice
+
+    @classmethod
+    def all_of(cls, member: PlacedParameter) -> list[_Share]:
+        parameter, (part, start, stop) = member
+        return [
+            cls(parameter, FlatPlace(part, start + cut.start, start + cut.stop), cut)
+            for cut in shares(stop - start)
+        ]
+
+
+class FusedSteps:
+    """Steps of torch's fused Adam and AdamW: one call of the kernel for each group, or more on all cores.
+
+    The kernel treats the last numbers of a tensor differently, so a long parameter is cut only where the
+    kernel begins anew in any case.
+    """
+
+    def __init__(self, optimizer: Optimizer, flat: FlatModel, members: list[list[PlacedParameter]]) -> None:
         self._optimizer = optimizer
         self._flat = flat
         self._moving = flat.moving
+        groups = [[share for member in group for share in _Share.all_of(member)] for group in members]
         self._groups = groups
+        # For each group, which of its shares each call of the kernel takes.
+        self._calls = [_calls([share.place for share in group]) for group in groups]
         self._rows = [self._rows_of(members) for members in groups]
         self._unchanged = _Unchanged(optimizer, flat)
         # If the parameters of all groups are a whole part, one call gives the gradients of all.
@@ -124,12 +148,13 @@ class FusedSteps:
                 state["step"] = counters.setdefault(state["step"].item(), state["step"])
         return cls(optimizer, flat, groups)
 
-    def _rows_of(self, members: list[PlacedParameter]) -> dict[str, list[Tensor]]:
+    def _rows_of(self, members: list[_Share]) -> dict[str, list[Tensor]]:
         state = [self._optimizer.state[member.parameter] for member in members]
+        cuts = [member.within for member in members]
         return {
             "params": [member.place.of(self._moving.parts) for member in members],
-            "exp_avg": [each["exp_avg"].view(-1) for each in state],
-            "exp_avg_sq": [each["exp_avg_sq"].view(-1) for each in state],
+            "exp_avg": [each["exp_avg"].view(-1)[cut] for each, cut in zip(state, cuts, strict=True)],
+            "exp_avg_sq": [each["exp_avg_sq"].view(-1)[cut] for each, cut in zip(state, cuts, strict=True)],
             "steps": [each["step"] for each in state],
             "counters": list({id(each["step"]): each["step"] for each in state}.values()),
         }
@@ -148,7 +173,7 @@ class FusedSteps:
             if self._is_whole
             else [member.place.of(gradients) for group in self._groups for member in group]
         )
-        for group, rows in zip(self._optimizer.param_groups, self._rows, strict=True):
+        for group, rows, calls in zip(self._optimizer.param_groups, self._rows, self._calls, strict=True):
             chosen = list(islice(found, len(rows["params"])))
             for counter in rows["counters"]:
                 # Numpy counts in a fifth of the time; it is the same memory.
@@ -156,7 +181,29 @@ class FusedSteps:
                 count += 1
             tensors = rows["params"], chosen, rows["exp_avg"], rows["exp_avg_sq"], rows["steps"]
             is_decoupled = group.get("decoupled_weight_decay", type(self._optimizer) is AdamW)
-            fused_adam(*tensors, is_decoupled=is_decoupled, group=group)
+            _step_shares(tensors, calls, is_decoupled=is_decoupled, group=group)
+
+
+def _calls(places: list[FlatPlace]) -> list[slice]:
+    """Neighbours that one call of a kernel takes together: about as many numbers as a share has."""
+    calls, first, numbers = [], 0, 0
+    for count, place in enumerate(places, 1):
+        numbers += place.stop - place.start
+        if numbers >= SHARE_NUMBERS or count == len(places):
+            calls.append(slice(first, count))
+            first, numbers = count, 0
+    return calls
+
+
+def _step_shares(
+    tensors: tuple[list[Tensor], ...], calls: list[slice], *, is_decoupled: bool, group: dict[str, Any]
+) -> None:
+    """Step all tensors of a group, some in each call; `tensors` is what `fused_adam` takes."""
+
+    def step_some(number: int) -> None:
+        fused_adam(*(row[calls[number]] for row in tensors), is_decoupled=is_decoupled, group=group)
+
+    on_all_cores(step_some, len(calls))
 
 
 class PieceSteps:
