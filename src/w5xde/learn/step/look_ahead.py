@@ -2,7 +2,7 @@
 
 A gradient that is applied t updates after its version is computed on
 
-    w + momentum · (t + 1) · (w - w one update before)
+    w + momentum · (t + 1) · (w - w one update before)        (2t for t + 1, if t is below 1)
 
 The step that a late gradient makes goes on for as long as the momentum carries it, and so does its mistake:
 with a momentum of 0.9 a delay of one update makes the largest stable rate 40 times smaller, and these weights
