@@ -19,7 +19,7 @@ from w5xde.messages import ENTRIES_MAX, NODE_NAME_PATTERN, PROTOCOL_VERSION
 from w5xde.protocol.wire import GREETING_LIMITS, WIRE_VERSION
 from w5xde.runtime.coordinator.canary_check import CHECK_FACTOR, CHECK_SECONDS_MIN
 from w5xde.runtime.coordinator.peers import ABSENT_BYTES_MAX, ANSWER_BYTES_MAX, WORDS_BYTES_MAX
-from w5xde.runtime.net.connection import LAST_WORDS_SECONDS
+from w5xde.runtime.net.connection import GOODBYE_SECONDS, LAST_WORDS_SECONDS
 from w5xde.runtime.node import limits as expected
 from w5xde.runtime.node.limits import WELCOME_LIMITS
 
@@ -47,6 +47,7 @@ SENTENCES = [
     f"| silence of a node until its leases are lent again | {SILENCE_SECONDS:.0f} |",
     f"the node hangs up and dials again | {COORDINATOR_SILENCE_SECONDS:.0f} |",
     f"| last words after a goodbye | {LAST_WORDS_SECONDS:.0f} |",
+    f"(without TLS); what it sends is thrown away | {GOODBYE_SECONDS:.0f} |",
     f"At most {early.UNAUTHENTICATED_MAX} strangers are at the door at a time",
     f"{early.UNAUTHENTICATED_PER_ADDRESS_MAX} from one address",
     f"({early.UNAUTHENTICATED_HERE_MAX} from the",
