@@ -46,7 +46,8 @@ BASE = {
     "config",
     "setting_sources",
     "compression",
-    "robust_rule",
+    "specs",
+    "message_types",
     "runs",
     "tree",
     "callbacks",
@@ -58,8 +59,8 @@ RUNTIME = {"runtime", "protocol", "control", "learn"} | BASE
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(EDGES, EDGES | RUNTIME),
     "runtime": RUNTIME,
-    "protocol": {"protocol", "errors", "messages", "sanitize"},
-    "control": {"control", "tree", "robust_rule"},
+    "protocol": {"protocol", "errors", "messages", "message_types", "sanitize"},
+    "control": {"control", "tree", "specs"},
     "learn": {"learn"} | BASE,
     **dict.fromkeys(BASE, BASE),
 }
@@ -67,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # that lie in a layer itself (control.events, control.coordinator) are free.
 ROOMS: dict[str, list[set[str]]] = {
     "control": [{"pool"}, {"steps"}, {"modes"}, {"trust"}, {"audit"}],
-    "learn": [{"model"}, {"codecs", "data"}, {"train"}, {"step"}, {"trust"}, {"job"}],
+    "learn": [{"model"}, {"codecs", "data"}, {"train"}, {"step"}, {"rounds"}, {"trust"}, {"job"}],
     "runtime": [
         {"system"},
         {"net", "durable"},

@@ -10,9 +10,10 @@ import pytest
 from msgspec import Meta
 
 from tests.processes import run_python
-from w5xde.config import COMMAND_DEFAULTS, COMMAND_SETTINGS, Settings, field_types
+from w5xde.config import Settings, field_types
 from w5xde.errors import UsageError
 from w5xde.setting_sources import resolve
+from w5xde.specs.command_settings import COMMAND_DEFAULTS, COMMAND_SETTINGS
 
 COMMANDS = list(COMMAND_SETTINGS)
 
@@ -69,13 +70,14 @@ def test_a_command_has_defaults_of_its_own_that_anybody_may_override(command, tm
 
 def test_every_setting_can_be_given_through_every_door(tmp_path):
     values: dict[str, Any] = {
-        "mode": "async",
+        "mode": "rounds",
         "batch_size": 3,
         "batches_per_step": 4,
         "scale_for_batch": False,
         "staleness": 5,
         "delay_correction": False,
-        "local_steps": False,
+        "local_steps": "12",
+        "round_rate": 1.25,
         "clip_norm": 0.5,
         "max_update_norm": "off",
         "verify": 0.0,
@@ -232,7 +234,7 @@ def test_a_bad_value_is_told_with_the_settings_name(key, value):
     ("key", "value", "told"),
     [
         ("road", "nonsense", "road 'nonsense' must be auto, shared, unix or tcp"),
-        ("mode", "both", "mode 'both' must be sync or async"),
+        ("mode", "both", "mode 'both' must be sync, async or rounds"),
         ("log", "loud", "log 'loud' must be silent, normal or verbose"),
         ("staleness", "-1", "staleness -1 must be 0 or more"),
         ("staleness", "x", "staleness 'x' must be a whole number"),

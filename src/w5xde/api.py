@@ -252,7 +252,7 @@ def _open_journal(
         journal,
         lambda files: restore_learner(learner, files),
         lambda step, record, body: learner.replay(
-            step.plan.count, body, frozenset(record["absent"]), record["loss_sum"], step.rate
+            step, body, frozenset(record["absent"]), record["loss_sum"]
         ),
         run_folder.name,
         run_folder.ledger_extent,

@@ -18,10 +18,13 @@ from itertools import pairwise
 AUTO = "auto"
 AUTO_LOSSY = "auto:lossy"
 NONE = "none"
-# Parameters in 8 bits would do harm: every node would compute on other weights than the coordinator's, and no
-# later update could send the rounding error, as it can for gradients.
-UP_ONLY = "int8"
-LOSSY = frozenset({"fp16", "bf16", "int8"})
+# Parameters in 8 bits or fewer would do harm: every node would compute on other weights than the
+# coordinator's, and no later update could send the rounding error, as it can for gradients.
+COARSE = frozenset({"int8", "q4"})
+# May go down where the coordinator sends differences: they decode to the same bits on every machine, so all
+# replicas stay equal, and a later difference can make up for the rounding error.
+_BOTH_WAYS = frozenset({"q4"})
+LOSSY = frozenset({"fp16", "bf16", *COARSE})
 
 _STAGE = re.compile(r"([a-z][a-z0-9_]*)(?::(-?\d{1,9}))?")
 _DIRECTION = re.compile(r"(\w+)\s*:\s*(.*)", re.DOTALL)
@@ -49,6 +52,7 @@ _NAMES: dict[str, KnownStage] = {
     "fp16": KnownStage(Kind.NUMBERS),
     "bf16": KnownStage(Kind.NUMBERS),
     "int8": KnownStage(Kind.NUMBERS),
+    "q4": KnownStage(Kind.NUMBERS),
     "shuffle": KnownStage(Kind.ORDER),
     "zlib": KnownStage(Kind.COMPRESSOR, 0, 9, 1),
     "lz4": KnownStage(Kind.COMPRESSOR, 1, 65537, 1),
@@ -59,7 +63,7 @@ _NAMES: dict[str, KnownStage] = {
 # The default acceleration of lz4 is written without its number.
 _IMPLIED = {("lz4", 1)}
 _RULE = (
-    "a spec is none, or at most one of fp16, bf16 and int8, then perhaps shuffle, "
+    "a spec is none, or at most one of fp16, bf16, int8 and q4, then perhaps shuffle, "
     "then at most one of zlib, lz4, lz4frame and zstd, joined by |"
 )
 
@@ -115,8 +119,11 @@ def spell(stages: tuple[Stage, ...]) -> str:
     return " | ".join(map(str, stages)) or NONE
 
 
-def parse_compress(setting: str) -> Directions:
-    """The setting `compress` for each direction; a direction that it does not name is `auto`."""
+def parse_compress(setting: str, *, both_ways: bool = False) -> Directions:
+    """The setting `compress` for each direction; a direction that it does not name is `auto`.
+
+    `both_ways`: the coordinator sends differences instead of parameters, so that q4 may go down too.
+    """
     given = {}
     for part in setting.split(","):
         found = _DIRECTION.fullmatch(part.strip())
@@ -124,18 +131,19 @@ def parse_compress(setting: str) -> Directions:
         if found is None or found[1] in (*_NAMES, AUTO):
             if "," in setting:
                 raise ValueError(f"compress {setting!r} must name its directions, like up: bf16, down: lz4")
-            return Directions(_parse_direction(setting, "up"), _parse_direction(setting, "down"))
+            up, down = (_parse_direction(setting, direction, both_ways) for direction in ("up", "down"))
+            return Directions(up, down)
         direction, spec = found[1], found[2]
         if direction not in ("up", "down"):
             hint = _hint(direction, ["up", "down", *_NAMES, AUTO])
             raise ValueError(f"compress knows no direction {direction!r}, only up and down{hint}")
         if direction in given:
             raise ValueError(f"compress {setting!r} names {direction} twice")
-        given[direction] = _parse_direction(spec, direction)
+        given[direction] = _parse_direction(spec, direction, both_ways)
     return Directions(given.get("up", AUTO), given.get("down", AUTO))
 
 
-def _parse_direction(text: str, direction: str) -> str:
+def _parse_direction(text: str, direction: str, both_ways: bool) -> str:
     text = text.strip()
     if text in (AUTO, AUTO_LOSSY):
         return text
@@ -144,14 +152,16 @@ def _parse_direction(text: str, direction: str) -> str:
     except ValueError as error:
         raise ValueError(f"compress: {error}") from None
     if direction == "down":
-        refuse_down(stages)
+        refuse_down(stages, both_ways=both_ways)
     return spell(stages)
 
 
-def refuse_down(stages: tuple[Stage, ...]) -> None:
-    """Refuse a stage that is too coarse for parameters; ValueError."""
-    if any(stage.name == UP_ONLY for stage in stages):
-        raise ValueError(f"compress: {UP_ONLY} is for gradients only, say  up: {spell(stages)}")
+def refuse_down(stages: tuple[Stage, ...], *, both_ways: bool = False) -> None:
+    """Refuse a stage that is too coarse for parameters, or for differences if `both_ways`; ValueError."""
+    refused = COARSE - _BOTH_WAYS if both_ways else COARSE
+    for stage in stages:
+        if stage.name in refused:
+            raise ValueError(f"compress: {stage.name} is for gradients only, say  up: {spell(stages)}")
 
 
 def _parse_stage(part: str, text: str) -> Stage:

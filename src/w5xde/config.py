@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from msgspec import Meta, Struct
 
-from w5xde.compression import Directions, parse_compress
-from w5xde.messages import NODE_NAME_PATTERN
-from w5xde.robust_rule import Robust, parse_robust
+from w5xde.compression import AUTO, AUTO_LOSSY, Directions, parse_compress
+from w5xde.message_types import NODE_NAME_PATTERN
+from w5xde.specs.robust_rule import Robust, parse_robust
+from w5xde.specs.round_lengths import GROWTH_STEPS, ROUND_STEPS_MAX, RoundLengths
 
 # The name of a run is also the name of its folder; names of runs and nodes appear in terminals and logs.
 SHOWN_NAME = re.compile(NODE_NAME_PATTERN)
@@ -26,6 +27,14 @@ Positive = Annotated[int, Meta(ge=1)]
 # The default of sync mode does not depend on the nodes, because it decides the bits. Two batches are best for
 # up to three nodes of one speed; four or more nodes need more (docs/decisions/0017-batches-a-step.md).
 SYNC_STEP_BATCHES = 2
+# In rounds mode a step has as many batches as a round has columns, which nodes compute at the same time.
+ROUND_COLUMNS = 4
+# By default rounds grow up to so many steps, and their nodes step with so many times the job's rate: measured
+# (docs/findings.md, "Rounds").
+ROUND_STEPS_USUAL = 20
+ROUND_RATE = 1.5
+# The codec of both directions in rounds mode, if the user names none.
+ROUND_CODEC = "q4 | zstd:1"
 
 
 def parse_every(text: str) -> tuple[float | None, int | None]:
@@ -45,15 +54,19 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     # --- how to train
     mode: Annotated[
-        Literal["sync", "async"],
-        Meta(description="sync: the same bits whichever nodes help; async: apply each update as it arrives"),
+        Literal["sync", "async", "rounds"],
+        Meta(
+            description="sync: the same bits whichever nodes help; async: apply each update as it arrives;"
+            " rounds: for slow links, nodes make several steps before they talk, still with the same bits"
+        ),
     ] = "sync"
     batch_size: Annotated[int, Meta(ge=1, description="samples in a batch")] = 32
     batches_per_step: Annotated[
         int | None,
         Meta(
             description="batches in an optimizer step, whatever the number of nodes (default: 2 in sync mode,"
-            " with robust as many as that needs nodes, 1 in async); for more than 3 nodes give their number"
+            " with robust as many as that needs nodes, 1 in async, 4 in rounds); for more nodes give their"
+            " number"
         ),
     ] = None
     scale_for_batch: Annotated[
@@ -79,12 +92,20 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = True
     local_steps: Annotated[
-        bool,
+        int | str | None,
         Meta(
-            description="async, tiny models: where a batch takes less than a millisecond, a node makes"
-            " several steps with an optimizer of its own and sends the difference"
+            description="steps that a node makes before it talks. rounds: grow (default: 2 at first, one more"
+            " every 50 steps, up to 20), a number (constant), auto (grow up to what the link needs, measured"
+            " at the start), @RUN (as in that run). async: on (default: tiny models only) or off"
         ),
-    ] = True
+    ] = None
+    round_rate: Annotated[
+        float | None,
+        Meta(
+            description="rounds: a factor on the job's learning rate, because nodes make each step with one"
+            " batch (default: 1.5)"
+        ),
+    ] = None
     clip_norm: Annotated[float | None, Meta(description="clip the gradient of a step to this norm")] = None
     max_update_norm: Annotated[
         float | str,
@@ -246,12 +267,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("tls-cert and tls-key go together")
         if self.scale_for_batch and self.mode != "sync":
             raise ValueError(
-                "scale-for-batch is for steps of several batches in mode sync, and mode async applies each"
-                " update as it arrives: use mode sync, or set the rate in the job"
+                f"scale-for-batch is for steps of several batches in mode sync, and in mode {self.mode} every"
+                " step has one batch: use mode sync, or set the rate in the job"
             )
         self._require_robust()
+        self._require_local_steps()
         parse_every(self.checkpoint_every)
-        parse_compress(self.compress)
+        self._parse_compress()
         if self.durability == "step" and self.checkpoint_every == "off":
             raise ValueError("durability step needs checkpoints: checkpoint-every must not be off")
 
@@ -259,7 +281,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         rule = parse_robust(self.robust)
         if rule is None:
             return
-        if self.mode != "sync":
+        if self.mode == "async":
             raise ValueError(
                 f"robust {self.robust} compares the gradients of several nodes for one step, and in mode"
                 " async each step has one node: use mode sync, or robust off and verify 0.1"
@@ -269,6 +291,35 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 f"robust {self.robust} takes {rule.needs} nodes in a step, and batches-per-step"
                 f" {self.step_batches} is too few for them: make it {rule.needs} or more"
             )
+
+    def _require_local_steps(self) -> None:
+        said = None if self.local_steps is None else str(self.local_steps)
+        if self.round_rate is not None and not 0 < self.round_rate < float("inf"):
+            raise ValueError(f"round-rate {self.round_rate} must be a positive number")
+        if self.mode == "rounds":
+            is_number = said is not None and said.isdecimal() and 1 <= int(said) <= ROUND_STEPS_MAX
+            if not (said is None or is_number or said in ("grow", "auto") or said.startswith("@")):
+                raise ValueError(
+                    f"local-steps {said} must be grow, auto, @RUN or a number from 1 to {ROUND_STEPS_MAX}"
+                    " in mode rounds"
+                )
+        elif self.round_rate is not None:
+            raise ValueError(f"round-rate is for mode rounds, and the mode is {self.mode}")
+        elif said not in (None, "on", "off"):
+            raise ValueError(f"local-steps {said} is for mode rounds; in mode {self.mode} it is on or off")
+
+    def _parse_compress(self) -> Directions:
+        found = parse_compress(self.compress, both_ways=self.mode == "rounds")
+        if self.mode != "rounds":
+            return found
+        for spec in (found.up, found.down):
+            if spec == AUTO_LOSSY or "int8" in spec:
+                why = "chooses by the link" if spec == AUTO_LOSSY else "sends its errors later"
+                raise ValueError(
+                    f"compress {spec} {why}, so that weights would depend on which node computed what:"
+                    f" in mode rounds use auto ({ROUND_CODEC}), or other stages like bf16 or none"
+                )
+        return Directions(*(ROUND_CODEC if spec == AUTO else spec for spec in (found.up, found.down)))
 
     @property
     def robust_rule(self) -> Robust | None:
@@ -287,8 +338,32 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def directions(self) -> Directions:
-        """The compression of each direction."""
-        return parse_compress(self.compress)
+        """The compression of each direction; in mode rounds always a spec, because it decides the bits."""
+        return self._parse_compress()
+
+    @property
+    def steps_locally(self) -> bool:
+        """Async mode: whether nodes may make steps of their own."""
+        return self.local_steps != "off"
+
+    @property
+    def round_lengths(self) -> RoundLengths | None:
+        """How many steps each round has, in mode rounds.
+
+        None in other modes. With `auto`, as at first: the run finds the most that is useful.
+        """
+        if self.mode != "rounds":
+            return None
+        if str(self.local_steps).isdecimal():
+            return RoundLengths(int(self.local_steps or 0))
+        return RoundLengths(ROUND_STEPS_USUAL, GROWTH_STEPS)
+
+    @property
+    def inner_rate(self) -> float:
+        """The factor on the job's learning rate."""
+        if self.mode != "rounds":
+            return 1.0
+        return ROUND_RATE if self.round_rate is None else self.round_rate
 
     @property
     def step_batches(self) -> int:
@@ -297,8 +372,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return self.batches_per_step
         if self.mode == "async":
             return 1
-        rule = self.robust_rule
-        return SYNC_STEP_BATCHES if rule is None else max(SYNC_STEP_BATCHES, rule.needs)
+        rule, usual = self.robust_rule, ROUND_COLUMNS if self.mode == "rounds" else SYNC_STEP_BATCHES
+        return usual if rule is None else max(usual, rule.needs)
 
     @property
     def epoch_limit(self) -> int | None:
@@ -306,57 +381,6 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.epochs is None and self.steps is None and self.seconds is None:
             return 10
         return self.epochs
-
-
-_TRAINING = [
-    "mode",
-    "batch_size",
-    "batches_per_step",
-    "scale_for_batch",
-    "staleness",
-    "delay_correction",
-    "local_steps",
-    "clip_norm",
-    "precision",
-    "seed",
-    "shuffle",
-    "steps",
-    "epochs",
-    "seconds",
-    "evaluate_every",
-    "data",
-    "cache_bytes",
-    "loader_workers",
-    "compress",
-    "recording",
-]
-_TRUST = ["max_update_norm", "verify", "robust", "canary"]
-_SOCKETS = ["road", "socket_buffer", "tcp_nodelay", "tcp_keepalive", "tcp_quickack"]
-_TLS = ["tls_cert", "tls_key", "tls_ca"]
-_ENTRANCE = ["host", "port", "advertise", "ticket_file", "insecure", "new_identity", *_TLS]
-_PLACE = ["nodes", "device", "threads", *_ENTRANCE, *_SOCKETS]
-_RUN = ["resume", "name", "runs"]
-_KEEPING = ["checkpoint_every", "keep_checkpoints", "durability", "skip_bad_batches", *_RUN]
-_SHOWING = ["log", "json"]
-# Settings for one start only: a resumed run does not inherit them.
-FOR_ONCE = ["new_identity", *_SHOWING]
-COMMAND_SETTINGS: dict[str, list[str]] = {
-    "train": [*_TRAINING, *_TRUST, *_PLACE, *_KEEPING, *_SHOWING],
-    "serve": [*_TRAINING, *_TRUST, *_PLACE, *_KEEPING, *_SHOWING],
-    "join": ["node_name", "device", "wait", "cache_bytes", *_TLS, *_SOCKETS, *_SHOWING],
-    "ticket": ["runs", "json"],
-    "demo": ["nodes", "name", "runs", *_SHOWING],
-    "audit": ["runs", "json"],
-    "export": ["runs", "json"],
-    "explain": ["json"],
-    "doctor": ["host", "port", "runs", "device", "json"],
-}
-# Defaults of a command that differ from the schema.
-COMMAND_DEFAULTS: dict[str, dict[str, Any]] = {
-    "serve": {"nodes": 0, "port": 5555},
-    "demo": {"nodes": 3},
-    "doctor": {"port": 5555},
-}
 
 
 def field_types() -> dict[str, Any]:

@@ -8,60 +8,28 @@ sockets, no torch (a dtype is its name), and not when a message is legal.
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, field
 
+from w5xde.message_types import (
+    ANSWERS_MAX,
+    ENTRIES_MAX,
+    MISSING_BYTES_MAX,
+    Count,
+    Digest,
+    Frozen,
+    Label,
+    NodeName,
+    Proof,
+    Shape,
+    Spoken,
+    Text,
+)
 from w5xde.sanitize import harmless
 
 PROTOCOL_VERSION = 2
-
-# Names are shown in terminals and logs, so they hold nothing that could be read as markup or a path.
-NODE_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
-
-NodeName = Annotated[str, Meta(pattern=NODE_NAME_PATTERN)]
-Text = Annotated[str, Meta(max_length=4096)]
-NAME_CHARACTERS_MAX = 200
-Label = Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)]
-Count = Annotated[int, Meta(ge=0, lt=2**62)]
-# Far more leases than one Work ever has. An answer of two bytes on the wire takes 150 in memory.
-ANSWERS_MAX = 1024
-# Far more parameters and buffers than the deepest model has.
-ENTRIES_MAX = 100_000
-Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
-# Far more than four samples and the moving buffers of a model need.
-CANARY_BODY_BYTES_MAX = 256 * 1024 * 1024
-# A hash of a sample, or of the hashes of a batch's samples; and the id of a node's cache.
-DIGEST_BYTES = 16
-Digest = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
-# Bits for 32,768 samples of a lease. A node that misses later ones of a larger lease misses them all.
-MISSING_BYTES_MAX = 4096
-# An id of 8 bytes and a secret of 16 (a ticket's) or 32 (a node's own).
-Proof = Annotated[bytes, Meta(max_length=64)]
-
-
-class Frozen(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The base of all messages: immutable, without unknown fields, and defaults are not sent."""
-
-
-class Spoken(Frozen, frozen=True):
-    """A message whose texts are shown to people: creating or decoding it makes them harmless."""
-
-    def __post_init__(self) -> None:
-        for name, said in msgspec.structs.asdict(self).items():
-            if isinstance(said, str):
-                msgspec.structs.force_setattr(self, name, harmless(said))
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        # Bytes are secrets here: never show them.
-        said = msgspec.structs.asdict(self).items()
-        return [(name, "***" if isinstance(word, bytes) and word else word) for name, word in said]
-
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={said!r}" for name, said in self.__rich_repr__())
-        return f"{type(self).__name__}({shown})"
-
 
 # --- a batch, described -------------------------------------------------------------------------
 
@@ -133,11 +101,16 @@ TRAINED: Final = "trained"
 FROZEN: Final = "frozen"
 MOVING: Final = "moving"
 STILL: Final = "still"
-Role: TypeAlias = Literal["trained", "frozen", "moving", "still"]
+# Statistics of the optimizer, which updates carry in rounds mode; the model itself has no such entries.
+CARRIED: Final = "carried"
+Role: TypeAlias = Literal["trained", "frozen", "moving", "still", "carried"]
 
 
 class Entry(Frozen, frozen=True, array_like=True):
-    """One parameter or buffer: `trained` and `frozen` are parameters, `moving` and `still` buffers."""
+    """One parameter or buffer: `trained` and `frozen` are parameters, `moving` and `still` buffers.
+
+    What is `carried` is neither, and only updates in rounds mode have it.
+    """
 
     name: Label
     dtype: Label
@@ -201,7 +174,7 @@ class Hello(Spoken, frozen=True, tag="hello"):
 class Rules(Frozen, frozen=True):
     """The rules that all nodes of a run follow."""
 
-    mode: Literal["sync", "async"]
+    mode: Literal["sync", "async", "rounds"]
     seed: Count
     precision: Literal["fp32", "bf16"]
     threads: Annotated[int, Meta(ge=1, le=1024)]
@@ -218,6 +191,10 @@ class Rules(Frozen, frozen=True):
     data_digest: Label = ""
     # Bytes of a sample, for nodes that keep samples.
     sample_bytes: Count = 0
+    # In rounds mode: how the optimizer's state goes from round to round, and the norm to which nodes clip the
+    # gradient of each step (0: they do not clip).
+    hand_over: Annotated[str, Meta(max_length=1000)] = ""
+    clip_norm: float = 0.0
 
 
 class Welcome(Spoken, frozen=True, tag="welcome"):
@@ -248,6 +225,9 @@ class Ready(Frozen, frozen=True, tag="ready"):
     # The id of the node's cache, and how many samples it has room for: those with the lowest numbers.
     cache: Digest = b""
     cache_slots: Count = 0
+    # In rounds mode, of a node that comes back: the version of its parameters, and their hash.
+    version: Count = 0
+    replica: Digest = b""
 
 
 class Refuse(Spoken, frozen=True, tag="refuse"):
@@ -270,10 +250,40 @@ class Params(Frozen, frozen=True, tag="params"):
     codec: Label = "none"
 
 
+class Difference(Frozen, frozen=True, tag="difference"):
+    """Coordinator, in rounds mode: what the round from version `after` to `version` changed.
+
+    In the body: the change of the trained parameters, the moving buffers as they are now, and the carried
+    statistics. A node adds it to its parameters, whose hash must then be `replica`. If not `adds`, the
+    parameters that were just sent contain it already.
+    """
+
+    after: Count
+    version: Count
+    codec: Label
+    replica: Digest
+    adds: bool = True
+
+
+class Inner(Frozen, frozen=True, array_like=True):
+    """How a node makes the steps of a column, in rounds mode.
+
+    `rates`: for each step, the learning rate of each of the optimizer's groups; `momenta` likewise, if there
+    is a schedule, which may change them. `moved`: for each group, the sum of the rates of the round before.
+    """
+
+    # How many steps were made before.
+    step: Count
+    rates: list[list[float]]
+    momenta: list[list[float]] = field(default_factory=list)
+    moved: list[float] = field(default_factory=list)
+
+
 class Loan(Frozen, frozen=True, array_like=True):
     """A lease as the node sees it: batches `start..stop` of a step of `count` batches, `samples` in all.
 
-    If it is `apart`, the node makes an optimizer step of its own with each batch.
+    If it is `apart`, the node makes an optimizer step of its own with each batch. In rounds mode it is column
+    `start` of a round of `count` columns, and the node makes a step with each batch.
     """
 
     lease: Count
@@ -295,6 +305,8 @@ class Work(Frozen, frozen=True, tag="work"):
     link: float = 0.0
     # Report the squared norm of each batch's gradient.
     measures: bool = False
+    # In rounds mode: how to make the steps of the columns.
+    inner: Inner | None = None
 
 
 class Answer(Frozen, frozen=True, array_like=True):
@@ -308,7 +320,7 @@ class Answer(Frozen, frozen=True, array_like=True):
     loss_sum: float = 0.0
     seconds: float = 0.0
     # Trained entries that no batch of this lease gave a gradient (a plain loop leaves their .grad at None).
-    absent: list[int] = []
+    absent: list[int] = field(default_factory=list)
     dropped: bool = False
     failure: Text = ""
     codec: Label = "none"
@@ -340,7 +352,10 @@ class Update(Frozen, frozen=True, tag="update"):
     stored: bool = False
     # If the Work `measures` and every answer has a vector: the squared norm of each batch's gradient, not
     # weighted and before any codec, in the order of the answers and their batches.
-    squares: Annotated[list[float], Meta(max_length=ANSWERS_MAX)] = []
+    squares: Annotated[list[float], Meta(max_length=ANSWERS_MAX)] = field(default_factory=list)
+    # In rounds mode: the node's parameters are not those of the coordinator, so it computed nothing and needs
+    # them anew.
+    differs: bool = False
 
 
 class Cancel(Frozen, frozen=True, tag="cancel"):
@@ -373,6 +388,6 @@ class Bye(Spoken, frozen=True, tag="bye"):
     finished: bool
 
 
-Message: TypeAlias = (
-    Hello | Welcome | Ready | Refuse | Params | Work | Update | Cancel | Rejected | Beat | Leave | Bye
-)
+FromNode: TypeAlias = Hello | Ready | Update | Beat | Leave
+FromCoordinator: TypeAlias = Welcome | Refuse | Params | Difference | Work | Cancel | Rejected | Beat | Bye
+Message: TypeAlias = FromNode | FromCoordinator

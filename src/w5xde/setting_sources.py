@@ -15,9 +15,10 @@ from typing import Any, get_args
 import msgspec
 from msgspec import inspect
 
-from w5xde.config import COMMAND_DEFAULTS, COMMAND_SETTINGS, FOR_ONCE, Settings, field_types
+from w5xde.config import Settings, field_types
 from w5xde.errors import UsageError
 from w5xde.runs import CACHE_VARIABLE, STATE_VARIABLE, find_run, read_manifest
+from w5xde.specs.command_settings import COMMAND_DEFAULTS, COMMAND_SETTINGS, FOR_ONCE
 from w5xde.ticket import VARIABLE
 
 SETTINGS_FILE = "w5xde.toml"
@@ -30,13 +31,15 @@ FIXED_SETTINGS = [
     "batch_size",
     "step_batches",
     "scale_for_batch",
+    "round_lengths",
+    "inner_rate",
     "clip_norm",
     "precision",
     "seed",
     "shuffle",
     "threads",
 ]
-_SHOWN = {"step_batches": "batches_per_step"}
+_SHOWN = {"step_batches": "batches_per_step", "round_lengths": "local_steps", "inner_rate": "round_rate"}
 # The default of sync mode when manifests had null for a number of batches in a step that was not given.
 _EARLIER_STEP_BATCHES = 8
 _SCHEMA = {name: inspect.type_info(kind) for name, kind in field_types().items()}
@@ -105,6 +108,9 @@ def _convert(values: dict[str, Any], origin: str) -> Settings:
             why="a step that follows the gradient noise was measured to reach a loss later than a fixed one",
             fix="as many as nodes compute at a time, more over slow links; a run says how many are useful",
         )
+    if isinstance(values.get("local_steps"), bool):
+        # As earlier versions wrote it.
+        values = values | {"local_steps": "on" if values["local_steps"] else "off"}
     try:
         # Not strict: flags and variables are text, and TOML may have 5 for a float.
         return msgspec.convert(values, Settings, strict=False)

@@ -23,7 +23,7 @@ from w5xde.control.membership import TICK_SECONDS
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.leases import INCARNATION_SHIFT, Lease
 from w5xde.control.steps.plan import Plan
-from w5xde.robust_rule import parse_robust
+from w5xde.specs.robust_rule import parse_robust
 from w5xde.tree import Span
 
 ARROW = "→"

@@ -29,9 +29,9 @@ class Parameters(list[nn.Parameter]):
 
 def train_plainly(job: Job, settings: Settings) -> nn.Module:
     """The model after all steps, trained the way one machine would."""
-    _seed(settings.seed)
+    seed_all(settings.seed)
     model = job.model()
-    _seed(settings.seed)
+    seed_all(settings.seed)
     source = MapSource(
         job.data(), batch_size=settings.batch_size, seed=settings.seed, shuffle=settings.shuffle
     )
@@ -45,7 +45,7 @@ def train_plainly(job: Job, settings: Settings) -> nn.Module:
         for i in batches:
             batch = source.read(epoch, i)
             _put_buffers(model, start)
-            _seed(batch_seed(settings.seed, epoch, i))
+            seed_all(batch_seed(settings.seed, epoch, i))
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=settings.precision == "bf16"):
                 loss = job.loss(model, batch)
             (loss * (sizes[i] / total)).backward()
@@ -70,7 +70,7 @@ def _steps(samples: int, settings: Settings) -> list[tuple[int, range]]:
     ]
 
 
-def _seed(seed: int) -> None:
+def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the generator that a loss draws from
@@ -121,5 +121,5 @@ def _raw(tensor: Tensor) -> Tensor:
 
 def initial(job: Job, settings: Settings) -> nn.Module:
     """The model before the first step."""
-    _seed(settings.seed)
+    seed_all(settings.seed)
     return job.model()

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from w5xde.control.steps.plan import StepPlan
 from w5xde.learn.step.sums import Contribution, PlannedStep, StepSums, Total
 from w5xde.tree import Span
 
 
-class Planned(NamedTuple):
-    """A step of batches of these sizes."""
-
-    index: int
-    sizes: Sequence[int]
-    apart: bool = False
-
-    @property
-    def count(self) -> int:  # type: ignore[override]  # a tuple's own count is of no use here
-        return len(self.sizes)
+def planned(index: int, sizes: Sequence[int], *, columns: int = 0) -> StepPlan:
+    """A step of batches of these sizes, or a round of so many columns."""
+    return StepPlan(index, 0, 0, tuple(sizes), ends_epoch=False, columns=columns)
 
 
 class Lent(NamedTuple):
@@ -41,7 +35,7 @@ def fold(
     sums: StepSums, index: int, count: int, span: Span, given: Contribution, staleness: int = 0
 ) -> Complete:
     """Add an update for some batches of a step; returns the step."""
-    step = Planned(index, [1] * count)
+    step = planned(index, [1] * count)
     sums.add(Lent(0, step, span), given, staleness)
     return Complete(step)
 

@@ -20,8 +20,8 @@ def test_a_node_has_no_words_for_how_much_it_weighs() -> None:
     assert said == {
         "lease", "loss_sum", "seconds", "absent", "dropped", "failure", "codec", "body_bytes",
         "version", "answers", "waited_seconds", "core_seconds", "codec_seconds", "network_seconds", "link",
-        # Which samples it keeps, and norms for advice.
-        "stored", "missing", "squares",
+        # Which samples it keeps, norms for advice, and whether it needs the parameters anew.
+        "stored", "missing", "squares", "differs",
     }  # fmt: skip
 
 

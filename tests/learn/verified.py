@@ -18,8 +18,9 @@ from w5xde.learn.job.coordinator_setup import Prepared, prepare
 from w5xde.learn.job.node_setup import prepare_node
 from w5xde.learn.model.device import use_threads
 from w5xde.learn.model.layout import Vector
+from w5xde.learn.rounds.replica import Replica
 from w5xde.learn.train.trainer import Task, Trainer
-from w5xde.learn.trust.recompute import Opinion, Recomputer, task_of
+from w5xde.learn.trust.recompute import GradientComputer, LeasedWork, Opinion, Recomputer
 from w5xde.tree import Span, halves
 
 STEP = 64
@@ -41,22 +42,24 @@ class Bench:
         assert isinstance(source, MapSource)
         self._source = source
         self._node: Trainer = prepare_node(job, welcome_of(self.prepared), torch.device("cpu")).trainer
-        self.recomputer = Recomputer(self.prepared.make_trainer(), "fp32")
+        self.recomputer = Recomputer(GradientComputer(self.prepared.make_trainer()), "fp32")
         self.params = self.prepared.learner.snapshot(whole=True)
         self._node.load(bytearray(self.params), whole=True)
 
     def task(self, span: Span, epoch: int = 0) -> Task:
         count = -(-(self._source.samples or 0) // 4)
-        sizes = [4] * STEP
-        batches = [self._source.read(epoch, i % (count - 1)) for i in range(span.start, span.stop)]
-        return task_of(epoch, span, sizes, 0, batches)
+        read = [(i, 4, self._source.read(epoch, i % (count - 1))) for i in range(span.start, span.stop)]
+        return Task(epoch, span, STEP, 4 * STEP, read)
 
     def given(self, task: Task) -> Vector:
         """What the node sends, after its journey as bytes."""
         return Vector.over(self._node.compute(task).vector.raw.clone(), self.prepared.learner.flat.blueprint)
 
     def check(self, task: Task, given: Vector) -> Opinion:
-        return self.recomputer.check(given, self.params, task)
+        return self.recomputer.check(given, Replica(self.params), LeasedWork([task]))
+
+    def check_size(self, task: Task, given: Vector) -> Opinion:
+        return self.recomputer.check_size(given, Replica(self.params), LeasedWork([task]))
 
     def wrong(self, task: Task, given: Vector) -> str:
         return self.check(task, given).wrong

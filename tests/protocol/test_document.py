@@ -15,7 +15,8 @@ from w5xde.control.pool.patience import (
     SLOW_SECONDS,
     STUCK_SECONDS,
 )
-from w5xde.messages import ENTRIES_MAX, NODE_NAME_PATTERN, PROTOCOL_VERSION
+from w5xde.message_types import ENTRIES_MAX, NODE_NAME_PATTERN
+from w5xde.messages import PROTOCOL_VERSION
 from w5xde.protocol.wire import GREETING_LIMITS, WIRE_VERSION
 from w5xde.runtime.coordinator.canary_check import CHECK_FACTOR, CHECK_SECONDS_MIN
 from w5xde.runtime.coordinator.peers import ABSENT_BYTES_MAX, ANSWER_BYTES_MAX, WORDS_BYTES_MAX

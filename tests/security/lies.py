@@ -26,8 +26,8 @@ from w5xde.learn.data.payload import unpack
 from w5xde.learn.model.layout import Blueprint
 from w5xde.learn.step.checkpoint import restore
 from w5xde.learn.trust.canary import compute_canary
+from w5xde.message_types import CANARY_BODY_BYTES_MAX
 from w5xde.messages import (
-    CANARY_BODY_BYTES_MAX,
     TRAINED,
     Beat,
     Canary,

@@ -16,8 +16,9 @@ from msgspec import Meta
 
 import w5xde
 from w5xde.cli.ticket_command import add_ticket_parser
-from w5xde.config import COMMAND_DEFAULTS, COMMAND_SETTINGS, Settings, field_types
+from w5xde.config import Settings, field_types
 from w5xde.errors import UsageError
+from w5xde.specs.command_settings import COMMAND_DEFAULTS, COMMAND_SETTINGS
 
 _ABOUT = """Train one PyTorch model on every machine you have."""
 

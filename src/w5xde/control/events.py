@@ -219,8 +219,8 @@ class Fold:
 class Step:
     """Step the optimizer, or for a stretch add the steps that a node made: every batch is in, or set aside.
 
-    `shares`: which node computed which batches. `rate`: a factor on the learning rate of this step alone, or
-    on the difference that a stretch makes.
+    `shares`: which node computed which batches, or which columns of a round. `rate`: a factor on the learning
+    rate of this step alone, or on the difference that a stretch makes.
     """
 
     plan: StepPlan
@@ -236,9 +236,14 @@ class Step:
     @property
     def samples(self) -> int:
         """The number of samples that take part: those of batches that were set aside do not."""
-        if len(self.shares) == 1 and self.shares[0][1] - self.shares[0][0] == self.plan.count:
+        if sum([stop - start for start, stop, _, _ in self.shares]) == self.plan.count:
             return self.plan.samples
-        return sum(sum(self.plan.sizes[start:stop]) for start, stop, _, _ in self.shares)
+        return sum(self.plan.samples_of(Span(start, stop)) for start, stop, _, _ in self.shares)
+
+    @property
+    def batches(self) -> int:
+        """The number of batches that take part."""
+        return sum([stop - start for start, stop, _, _ in self.shares]) * self.plan.leaf_batches
 
 
 @dataclass(slots=True)
@@ -256,7 +261,7 @@ class Undone:
 
 @dataclass(slots=True)
 class SetAside:
-    """Leave the place of this batch in the step's tree empty: it failed on each of `nodes`."""
+    """Leave the place of this batch, or column, in the step's tree empty: it failed on each of `nodes`."""
 
     plan: StepPlan
     span: Span

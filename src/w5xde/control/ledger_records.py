@@ -13,7 +13,8 @@
     cancelled, expired    leases that ended without an answer
     aside     a batch that failed on every node that tried it
     step      the learner applied a step: its batches and shares ([start, stop, node, lease] each);
-              `apart`: each batch as a step of its own; `rate`: the factor on its learning rate, if not 1
+              `apart`: each batch as a step of its own; `rate`: the factor on its learning rate, if not 1;
+              `columns`: a round of so many columns, which shares and leases count instead of batches
     banned    a node that may not come back, and why
     undo      a step begins again: it would have made the model non-finite, or used a banned node's update
     checkpoint            a checkpoint is durable: its version and hash
@@ -90,8 +91,8 @@ class RecordBuilder:
     def _set_aside(self, effect: ev.SetAside) -> None:
         plan = effect.plan
         # If no batch of its step is ever applied, no other record says where the epoch ends.
-        ends = {"epoch_batches": plan.first + plan.count} if plan.ends_epoch else {}
-        for i in range(effect.span.start, effect.span.stop):
+        ends = {"epoch_batches": plan.first + len(plan.sizes)} if plan.ends_epoch else {}
+        for i in plan.places(effect.span):
             record = {"kind": "aside", "step": plan.index, "epoch": plan.epoch, "batch": plan.first + i}
             facts = {"samples": plan.sizes[i], "reason": effect.reason, "nodes": effect.nodes}
             self.add(record | facts | ends)
@@ -114,6 +115,7 @@ def record_of(step: ev.Step) -> Record:
     plan = step.plan
     # The usual values are left out.
     unusual = ({"apart": True} if plan.apart else {}) | ({"rate": step.rate} if step.rate != 1.0 else {})
+    unusual |= {"columns": plan.columns} if plan.columns else {}
     return unusual | {
         "kind": "step",
         "step": plan.index,
@@ -130,6 +132,7 @@ def step_of(record: Record) -> ev.Step:
     """Return the step of a `step` record."""
     sizes = tuple(size for size, count in record["sizes"] for _ in range(count))
     place = record["step"], record["epoch"], record["first"]
-    plan = StepPlan(*place, sizes, record["ends_epoch"], record.get("apart", False))
+    form = record.get("apart", False), record.get("columns", 0)
+    plan = StepPlan(*place, sizes, record["ends_epoch"], *form)
     shares = [tuple(share) for share in record["shares"]]
     return ev.Step(plan, record["version"], shares, float(record.get("rate", 1.0)))

@@ -35,7 +35,7 @@ class Membership:
         for lease in held:
             state.leases.end(lease)
             state.mode.give_back(lease)
-        returned = sum(lease.span.count for lease in held)
+        returned = sum(lease.batches for lease in held)
         text = f"{event.node} left ({event.reason})"
         if returned:
             text += f"; its {returned} batch{'es' * (returned > 1)} will be lent again"
@@ -76,7 +76,7 @@ class Membership:
     def note_outgrown(self, now: float) -> list[ev.Effect]:
         """Say once that steps have too few batches for all nodes, and which setting would use them."""
         nodes, batches = len(self._state.members), self._state.plan.step_batches
-        if self._is_told or self._state.settings.mode != "sync" or nodes <= batches:
+        if self._is_told or self._state.settings.mode == "async" or nodes <= batches:
             self._outgrown_at = None
             return []
         if self._outgrown_at is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from w5xde.control.trust.norm_limits import OFF
-from w5xde.robust_rule import Robust
+from w5xde.specs.robust_rule import Robust
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class StepDecisions:
         state = self._state
         for each in event.steps:
             step = state.tally.apply(each)
-            state.verification.applied(step.shares)
+            state.verification.applied(step.shares, step.plan.leaf_batches)
             effects += state.end_epoch(step.plan.epoch)
         if event.durable:
             state.progress.durable_steps = state.progress.steps

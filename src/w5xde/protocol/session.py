@@ -24,11 +24,11 @@ TABLE: dict[tuple[str, str], dict[type, str]] = {
     (CHECKING, COORDINATOR): {msg.Beat: CHECKING, msg.Refuse: CLOSED, msg.Bye: CLOSED},
     (WORKING, NODE): {msg.Update: WORKING, msg.Beat: WORKING, msg.Leave: CLOSED},
     (WORKING, COORDINATOR): {
-        **dict.fromkeys((msg.Params, msg.Work, msg.Cancel, msg.Rejected, msg.Beat), WORKING),
+        **dict.fromkeys((msg.Params, msg.Difference, msg.Work, msg.Cancel, msg.Rejected, msg.Beat), WORKING),
         **dict.fromkeys((msg.Refuse, msg.Bye), CLOSED),
     },
 }
-WITH_BODY = (msg.Welcome, msg.Ready, msg.Params, msg.Work, msg.Update)
+WITH_BODY = (msg.Welcome, msg.Ready, msg.Params, msg.Difference, msg.Work, msg.Update)
 
 
 class Session:

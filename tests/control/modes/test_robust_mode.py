@@ -11,7 +11,7 @@ from w5xde.control.pool.members import Members
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.plan import Plan
-from w5xde.robust_rule import parse_robust
+from w5xde.specs.robust_rule import parse_robust
 
 
 class Pool:

@@ -8,7 +8,7 @@ from tests.control.driver import Driver, only
 from w5xde.control import events as ev
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.plan import Plan
-from w5xde.robust_rule import parse_robust
+from w5xde.specs.robust_rule import parse_robust
 
 FITS = 3
 BATCHES = 64

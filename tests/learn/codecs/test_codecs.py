@@ -31,7 +31,8 @@ from w5xde.messages import TRAINED, Entry, Layout
 
 COMPRESSORS = ["zlib:1", "zlib:6", "lz4", "lz4:8", "lz4frame", "zstd:1", "zstd:3", "zstd:-5"]
 LOSSLESS = ["none", "shuffle", *COMPRESSORS, *(f"shuffle | {name}" for name in COMPRESSORS)]
-LOSSY = ["fp16", "bf16", "int8", "bf16 | zstd:1", "fp16 | shuffle | lz4", "int8 | shuffle | zlib:1"]
+COARSE = ["int8", "int8 | shuffle | zlib:1", "q4", "q4 | zstd:1", "q4 | shuffle | lz4"]
+LOSSY = ["fp16", "bf16", "bf16 | zstd:1", "fp16 | shuffle | lz4", *COARSE]
 MIB = 1 << 20
 
 
@@ -143,7 +144,7 @@ def test_a_body_may_begin_anywhere_in_memory():
 
 
 @pytest.mark.parametrize("count", [MIB // 4, MIB // 4 + 1, 3 * MIB // 4 - 16, 3 * MIB // 4 + 5])
-@pytest.mark.parametrize("spec", ["lz4", "shuffle | zstd:1", "bf16 | shuffle | lz4", "zlib:1"])
+@pytest.mark.parametrize("spec", ["lz4", "shuffle | zstd:1", "bf16 | shuffle | lz4", "zlib:1", "q4 | zstd:1"])
 def test_many_blocks_on_all_cores_hold_the_same_as_one_after_the_other(spec, count, monkeypatch):
     raw, groups = gaussian(("int64", 9), ("float32", count), ("bool", 3), ("complex128", 4001))
     raw[MIB : MIB + 5000] = 0
@@ -298,13 +299,14 @@ def test_what_rounding_took_is_sent_later(spec):
     assert not raw.any()
 
 
-def test_a_gradient_that_is_not_finite_spoils_only_itself():
+@pytest.mark.parametrize("spec", ["int8", "q4"])
+def test_a_gradient_that_is_not_finite_spoils_only_itself(spec):
     raw, groups = gaussian(("float32", 300))
     feedback = ErrorFeedback(groups)
     groups[0].values_in(raw)[3] = float("nan")
-    feedback.encode(parse("int8"), raw)
+    feedback.encode(parse(spec), raw)
     raw, _ = gaussian(("float32", 300))
-    feedback.encode(parse("int8"), raw)
+    feedback.encode(parse(spec), raw)
     assert groups[0].values_in(raw).isfinite().all()
 
 
@@ -447,6 +449,7 @@ def test_after_a_bad_block_the_next_good_one_is_read():
         ("zlib", "zlib:1"),
         ("zstd:-5", "zstd:-5"),
         ("int8|shuffle|lz4frame", "int8 | shuffle | lz4frame"),
+        ("q4|zstd", "q4 | zstd:1"),
     ],
 )
 def test_a_spec_has_one_spelling(text, spec):
@@ -457,7 +460,7 @@ def test_a_spec_has_one_spelling(text, spec):
 
 def test_what_rounds_says_so():
     assert [spec for spec in [*LOSSLESS, *LOSSY] if is_lossy(spec)] == LOSSY
-    assert [spec for spec in LOSSY if parse(spec).is_coarse] == ["int8", "int8 | shuffle | zlib:1"]
+    assert [spec for spec in LOSSY if parse(spec).is_coarse] == COARSE
 
 
 def test_another_stage_can_be_registered(monkeypatch):

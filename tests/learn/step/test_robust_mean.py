@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from tests.learn import jobs
 from tests.learn.jobs import make, settings
-from tests.learn.summing import Complete, Lent, Planned
+from tests.learn.summing import Complete, Lent, planned
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.model.layout import Vector
 from w5xde.learn.step.learner import Learner
 from w5xde.learn.step.robust_mean import CHUNK_COUNT, RobustSums, Share, sorting_network
 from w5xde.learn.step.sums import Contribution, StepNotFinite
-from w5xde.robust_rule import Robust, parse_robust
+from w5xde.specs.robust_rule import Robust, parse_robust
 from w5xde.tree import Span
 
 MEDIAN = Robust(None)
@@ -65,7 +65,7 @@ def total_of(
     learner: Learner, rule: Robust, sizes: list[int], shares: list[Share], given: dict[int, Contribution]
 ) -> Contribution:
     sums = RobustSums(learner.flat.blueprint, learner.gauge, rule)
-    step = Planned(7, sizes)
+    step = planned(7, sizes)
     for lease, contribution in given.items():
         sums.add(Lent(lease, step, Span(0, 1)), copied(learner, contribution), 0)
     total = sums.total(Complete(step, shares))
@@ -210,7 +210,7 @@ def test_a_sum_that_is_not_finite_is_spoiled() -> None:
 def test_what_is_dropped_is_gone() -> None:
     learner = every()
     sums = RobustSums(learner.flat.blueprint, learner.gauge, MEDIAN)
-    step = Planned(0, [1])
+    step = planned(0, [1])
     sums.add(Lent(1, step, Span(0, 1)), update(learner, random.Random(0)), 0)
     sums.drop(0)
     sums.drop(0)

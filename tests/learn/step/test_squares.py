@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.learn.jobs import make, mlp, settings
-from tests.learn.summing import Complete, Lent, Planned, fold
+from tests.learn.summing import Complete, Lent, fold, planned
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.step.learner import Learner
 from w5xde.learn.step.sums import Contribution, TreeSums
@@ -52,7 +52,7 @@ def test_a_sum_with_an_update_that_was_not_measured_has_no_norm() -> None:
 
 def test_a_sum_without_a_batch_that_was_set_aside_has_no_norm() -> None:
     sums, learner = sums_of()
-    step = Planned(0, [1] * 4)
+    step = planned(0, [1] * 4)
     sums.leave_empty(step, [Span(3, 4)])
     sums.add(Lent(1, step, Span(0, 2)), update(learner, 0.5, 1.0, 2.0), 0)
     sums.add(Lent(2, step, Span(2, 3)), update(learner, 0.5, 3.0), 0)

@@ -123,6 +123,6 @@ def test_sizes_alone_can_be_compared(factor: float, is_wrong: bool) -> None:
     task = bench.task(Span(0, 2))
     given = bench.given(task)
     given.parts[0].mul_(factor)
-    opinion = bench.recomputer.check_size(given, bench.params, task)
+    opinion = bench.check_size(task, given)
     assert bool(opinion.wrong) == is_wrong
     assert opinion.unknown == ""

@@ -42,7 +42,8 @@ def peer() -> Peer:
 def decoded(learner: Learner, snapshot: Snapshot, *, whole: bool) -> bytes:
     groups = learner.flat.blueprint.groups if whole else learner.flat.blueprint.moving_groups
     out = torch.zeros(learner.flat.byte_count(whole=whole), dtype=torch.uint8)
-    parse(snapshot.codec).decode(bytearray(b"".join(snapshot.pieces)), out, groups)
+    (frame,) = snapshot.frames
+    parse(frame.message.codec).decode(bytearray(b"".join(frame.pieces)), out, groups)
     return bytes(out.numpy())
 
 
@@ -51,7 +52,7 @@ def decoded(learner: Learner, snapshot: Snapshot, *, whole: bool) -> bytes:
 def test_a_node_gets_the_very_weights_that_are_kept_for_verification(codec: str, whole: bool) -> None:
     learner = moved_learner()
     encoder = ParameterEncoder(learner, codec, lambda: 0.0)
-    kept = bytes(encoder.whole_copy(1.0))
+    kept = bytes(encoder.kept_copy(1.0).state)
     sent = decoded(learner, encoder.get(peer(), whole=whole, ahead=1.0), whole=whole)
     assert sent == kept[: len(sent)]
     assert sent != decoded(learner, encoder.get(peer(), whole=whole, ahead=0.0), whole=whole)

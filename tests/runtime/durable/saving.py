@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim import Adam
 
 from tests.learn.jobs import make, settings
+from tests.learn.summing import Complete, planned
 from w5xde.control import events as ev
 from w5xde.control.steps.cut import Accounts, Cursor, Cut, Progress
 from w5xde.learn.job.coordinator_setup import Prepared, prepare
@@ -48,7 +49,7 @@ def trained() -> Prepared:
     job = make(model, optimizer=lambda p: Adam(p, lr=1e-3), evaluate=lambda trained: 1.0)
     prepared = prepare(job, settings())
     learner = prepared.learner
-    learner.replay(1, bytes(learner.vector_bytes), frozenset(), 1.0, 1.0)
+    learner.replay(Complete(planned(0, [1])), bytes(learner.vector_bytes), frozenset(), 1.0)
     return prepared
 
 

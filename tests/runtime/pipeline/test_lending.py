@@ -11,10 +11,11 @@ from w5xde.control import events as ev
 from w5xde.control.steps.leases import Lease
 from w5xde.control.steps.plan import StepPlan
 from w5xde.learn.data.payload import Packed
+from w5xde.learn.rounds.replica import Replica
 from w5xde.messages import Message, Params, Value, Work
 from w5xde.runtime.pipeline.lending import Lending
 from w5xde.runtime.pipeline.peer import Peer, SentParams
-from w5xde.runtime.pipeline.ports import ModelPorts, Ports, Snapshot
+from w5xde.runtime.pipeline.ports import ModelPorts, ParameterFrame, Ports, Snapshot
 from w5xde.runtime.telemetry.gradient_noise import GradientNoise
 from w5xde.runtime.telemetry.meters import Meters
 from w5xde.tree import Span
@@ -103,10 +104,14 @@ class Newest:
 
     def get(self, peer: Peer, *, whole: bool, ahead: float) -> Snapshot:
         text = f"version {self._around.version}, {ahead} ahead"
-        return Snapshot(self._around.version, NONE, [memoryview(text.encode())], 0, 0)
+        message = Params(self._around.version, whole, NONE)
+        return Snapshot(self._around.version, [ParameterFrame(message, [memoryview(text.encode())])], 0)
 
-    def whole_copy(self, ahead: float) -> memoryview:
-        return memoryview(f"version {self._around.version}, {ahead} ahead".encode())
+    def kept_copy(self, ahead: float) -> Replica:
+        return Replica(memoryview(f"version {self._around.version}, {ahead} ahead".encode()))
+
+    def inner(self, steps: int) -> None:
+        """This is not rounds mode."""
 
 
 class Kept:
@@ -116,10 +121,10 @@ class Kept:
         self.params: dict[SentParams, str] = {}
         self.of_lease: dict[int, SentParams] = {}
 
-    def keep(self, sent: SentParams, params: memoryview) -> None:
-        self.params[sent] = bytes(params).decode()
+    def keep(self, sent: SentParams, params: Replica) -> None:
+        self.params[sent] = bytes(params.state).decode()
 
-    def sent(self, sent: SentParams, lease: Lease, batches: Any) -> None:
+    def sent(self, sent: SentParams, lease: Lease, batches: Any, inner: None) -> None:
         self.of_lease[lease.id] = sent
 
 

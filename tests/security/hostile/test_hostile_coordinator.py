@@ -24,7 +24,18 @@ from w5xde.errors import JoinError, RemoteProtocolError, W5xdeError
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.job.node_setup import NodeParts, prepare_node
 from w5xde.learn.model.layout import Blueprint
-from w5xde.messages import ENTRIES_MAX, Batch, Bytes, Loan, Params, SampleList, TensorAt, Value, Welcome, Work
+from w5xde.message_types import ENTRIES_MAX
+from w5xde.messages import (
+    Batch,
+    Bytes,
+    Loan,
+    Params,
+    SampleList,
+    TensorAt,
+    Value,
+    Welcome,
+    Work,
+)
 from w5xde.protocol.wire import Decoder, Limits, encode
 from w5xde.runtime.node import limits as expected
 from w5xde.runtime.node.executor import WorkExecutor

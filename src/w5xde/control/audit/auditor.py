@@ -24,6 +24,7 @@ from w5xde.control.audit.records import (
     named,
     whole,
 )
+from w5xde.specs.round_lengths import ROUND_STEPS_MAX, RoundLengths
 
 # Settings that a resumed run may change.
 _LIMITS = ("epoch_limit", "step_limit")
@@ -209,16 +210,37 @@ class Auditor:
             self._begin_work()
         if record["version"] != len(self._steps):
             self._wrong(f"applies a step to version {record['version']}, but {len(self._steps)} are recorded")
-        is_apart = record.get("apart") is True
-        step = AppliedStep.of(record, STRETCH_STEPS_MAX if is_apart else self._plan["step_batches"])
-        self._require_planned(step)
-        if not is_replayed:
-            for start, stop, node, number in step.shares:
-                self._leases.use(record["step"], start, stop, node, number)
-        else:
+        steps = self._read_steps(record)
+        if is_replayed:
             # The step log may hold more than the part of the ledger that was synced.
             self._aside = _keys(record["aside"])
             self._ever_aside |= self._aside
+        else:
+            for start, stop, node, number in steps[0].shares:
+                self._leases.use(record["step"], start, stop, node, number)
+        for step in steps:
+            self._apply(step, is_apart=record.get("apart") is True)
+            if is_replayed and self._void:
+                self._void -= 1
+                self._found.steps_redone -= 1
+        if record.get("durable"):
+            self._found.durable_version = max(self._found.durable_version, len(self._steps))
+
+    def _read_steps(self, record: Record) -> list[AppliedStep]:
+        """Return the steps of a `step` record: those of a round, else one, which may be a stretch."""
+        if "columns" not in record:
+            is_apart = record.get("apart") is True
+            return [AppliedStep.of(record, STRETCH_STEPS_MAX if is_apart else self._plan["step_batches"])]
+        steps = AppliedStep.of_round(record, self._plan["step_batches"], ROUND_STEPS_MAX)
+        # A batch that is tried again after a restart is a round of its own, outside of the planned ones.
+        planned = RoundLengths.parse(self._plan["round_lengths"]).at(max(0, record["step"]))
+        if len(steps) > planned:
+            self._wrong(f"applies a round of {len(steps)} steps where {planned} were planned")
+        return steps
+
+    def _apply(self, step: AppliedStep, *, is_apart: bool) -> None:
+        """Count a step, or a stretch if `is_apart`."""
+        self._require_planned(step)
         spans = joined((start, stop) for start, stop, _, _ in step.shares)
         aside = self._aside_in(step)
         if joined([*spans, *((i, i + 1) for i in aside)]) != [(0, step.count)]:
@@ -232,13 +254,8 @@ class Auditor:
                 batch, before = again
                 self._wrong(f"applies batch {batch} of epoch {step.epoch + 1} again, after version {before}")
         self._steps += step.split() if is_apart else [step]
-        if is_replayed and self._void:
-            self._void -= 1
-            self._found.steps_redone -= 1
         if step.ends_epoch:
             self._ends[step.epoch] = step.first + step.count
-        if record.get("durable"):
-            self._found.durable_version = max(self._found.durable_version, len(self._steps))
 
     def _require_planned(self, step: AppliedStep) -> None:
         samples, size = self._plan["samples"], self._plan["batch_size"]

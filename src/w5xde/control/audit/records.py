@@ -44,6 +44,42 @@ class AppliedStep:
         epoch, first = whole(record["epoch"]), whole(record["first"])
         return cls(epoch, first, sizes, record["ends_epoch"], shares, count)
 
+    @classmethod
+    def of_round(cls, record: Record, columns_max: int, steps_max: int) -> list[AppliedStep]:
+        """Read the `step` record of a round, as the steps that it is made of; ValueError as in `of`.
+
+        Its shares are columns: each has one batch of every step.
+        """
+        columns = whole(record["columns"])
+        if not 0 < columns <= columns_max:
+            raise ValueError(f"a round of {columns} columns, where {columns_max} is the most")
+        batches = cls.of(record, columns * steps_max)
+        if batches.count % columns or any(stop > columns for _, stop, _, _ in batches.shares):
+            raise ValueError(f"a round of {batches.count} batches in {columns} columns")
+        steps = [
+            cls(
+                batches.epoch,
+                batches.first + start,
+                batches.sizes_of(start, start + columns),
+                False,
+                batches.shares,
+                columns,
+            )
+            for start in range(0, batches.count, columns)
+        ]
+        steps[-1].ends_epoch = batches.ends_epoch
+        return steps
+
+    def sizes_of(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return the sizes of its batches from `start` to `stop`."""
+        at, found = 0, []
+        for size, count in self.sizes:
+            inside = min(stop, at + count) - max(start, at)
+            if inside > 0:
+                found.append((size, inside))
+            at += count
+        return found
+
     def split(self) -> list[AppliedStep]:
         """Return the steps of a stretch, in which every batch is a step of its own."""
         found = [
@@ -58,11 +94,7 @@ class AppliedStep:
 
     def samples(self, start: int, stop: int) -> int:
         """Count the samples of its batches from `start` to `stop`."""
-        at = total = 0
-        for size, count in self.sizes:
-            total += size * max(0, min(stop, at + count) - max(start, at))
-            at += count
-        return total
+        return sum(size * count for size, count in self.sizes_of(start, stop))
 
 
 def whole(number: Any) -> int:

@@ -97,11 +97,12 @@ class Mode(ABC):
     ) -> Lease:
         """Grant the member a lease on this span of a step."""
         number = self.leases.new_id()
-        expected_at = self.members.lend(member, number, span.count, now)
+        batches = span.count * open_step.plan.leaf_batches
+        expected_at = self.members.lend(member, number, batches, now)
         lease = Lease(number, member.name, open_step.plan, span, version, now, expected_at, updates, ahead)
         self.leases.grant(lease)
         if any(back.holds(span) for back in open_step.returned):
-            self.batches_relent += span.count
+            self.batches_relent += batches
         return lease
 
 

@@ -24,6 +24,7 @@ def choose_mode(settings: CoreSettings, plan: Plan, members: Members, leases: Le
             DelayCorrection(scales_rates=settings.delay_correction, looks_ahead=settings.looks_ahead),
             stretches=settings.stretches,
         )
+    # Rounds are lent as steps are: the plan says which of the two it makes.
     if settings.robust is not None:
         return RobustMode(plan, members, leases, settings.robust)
     return SyncMode(plan, members, leases, is_large=settings.is_large)

@@ -20,7 +20,7 @@ from w5xde.control.pool.members import Member, Members
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import OpenStep
 from w5xde.control.steps.plan import Plan
-from w5xde.robust_rule import Robust
+from w5xde.specs.robust_rule import Robust
 
 # How long nothing is lent while there are fewer nodes than the mean needs: nodes do not join at the same
 # moment, and with a small model the first one alone would complete a step before the second has joined.

@@ -1,6 +1,7 @@
 """Sync mode: one step at a time. Each node is lent spans of it, as large as its measured speed allows.
 
-Only decides: knows no tensors, no sockets and no clock.
+In rounds mode, one round at a time, of which each node is lent columns: read "round" for "step", and "column"
+for "batch". Only decides: knows no tensors, no sockets and no clock.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from w5xde.control.modes.base import Mode, share_of
 from w5xde.control.pool.members import Member, Members
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import OpenStep
-from w5xde.control.steps.plan import Plan
+from w5xde.control.steps.plan import Plan, StepPlan
 from w5xde.tree import Span, halves
 
 # One lease that the node computes and one that waits there, so that the node never waits for a round trip.
@@ -110,7 +111,7 @@ class SyncMode(Mode):
         if self._applying is not None:
             return []
         if self._open_step is None:
-            step = None if self.is_closing else self.plan.next_step()
+            step = None if self.is_closing else self._next_step()
             if step is None:
                 return []
             self._open_step = OpenStep(step)
@@ -118,6 +119,9 @@ class SyncMode(Mode):
         if self._is_given_up(self._open_step):
             return []
         return self._lend_step(self._open_step, candidates, version, now)
+
+    def _next_step(self) -> StepPlan | None:
+        return self.plan.next_step() if self.plan.rounds is None else self.plan.next_round()
 
     def _lend_step(
         self, open_step: OpenStep, candidates: Iterable[Member], version: int, now: float
@@ -129,12 +133,12 @@ class SyncMode(Mode):
         eligible = candidates if open_step.failures else self.members.in_turn(candidates, now)
         ordered = sorted(
             eligible,
-            key=lambda m: max(now, m.free_at) + self.members.expected_batch_seconds(m),
+            key=lambda m: max(now, m.free_at) + self._leaf_seconds(m, open_step),
         )
         # A member that is not measured yet counts as fast as the mean: otherwise the first one that is
         # measured would be lent the whole step.
         working = self.members.in_turn(self.members, now)
-        seconds = [(m.free_at, self.members.expected_batch_seconds(m)) for m in working]
+        seconds = [(m.free_at, self._leaf_seconds(m, open_step)) for m in working]
         pool_rate = sum(1.0 / each for _, each in seconds if each)
         busy = sum(max(0.0, free_at - now) / each for free_at, each in seconds if each)
         responsive = self._responsive(now) if open_step.failures else self.members
@@ -149,6 +153,8 @@ class SyncMode(Mode):
                 share = self._batches_to_lend(
                     member, (open_step.free_batches + busy) / pool_rate if pool_rate else 0.0, now
                 )
+                if open_step.plan.leaf_batches > member.batches_max:
+                    continue
                 span = open_step.take_free_span(member.name, share, responsive)
                 if span is not None:
                     busy += span.count
@@ -177,23 +183,27 @@ class SyncMode(Mode):
         share = min(max(share, int(LEASE_SECONDS_MIN / member.batch_seconds), 1), member.batches_max)
         return 1 << (share.bit_length() - 1)
 
+    def _leaf_seconds(self, member: Member, open_step: OpenStep) -> float:
+        """How long the member takes for one leaf of the step's tree: a batch, or a column of a round."""
+        return open_step.plan.leaf_batches * self.members.expected_batch_seconds(member)
+
     def _is_in_time(self, member: Member, working: list[Member], open_step: OpenStep, now: float) -> bool:
         """Whether the member would finish one more batch before the others have finished all of them."""
-        own_seconds = self.members.expected_batch_seconds(member)
-        pool_rate = sum(other.rate for other in working)
+        own_seconds, leaf = self._leaf_seconds(member, open_step), open_step.plan.leaf_batches
+        pool_rate = sum(other.rate for other in working) / leaf
         # No member is left out because of a guess.
         if member.is_guessed or open_step.failures or own_seconds * pool_rate <= SLOW_FACTOR * len(working):
             return True
-        others_rate = pool_rate - member.rate
+        others_rate = pool_rate - member.rate / leaf
         if others_rate <= 0:
             return True
         if not member.pending and now - member.idle_since > PROBE_FACTOR * own_seconds:
             return True  # it may have been slow only once; if it is slow again, its batch is copied in time
         batches = open_step.free_batches + sum(
-            max(0.0, other.free_at - now) * other.rate for other in working if other is not member
+            max(0.0, other.free_at - now) * other.rate / leaf for other in working if other is not member
         )
         soonest = min(
-            max(0.0, other.free_at - now) + self.members.expected_batch_seconds(other)
+            max(0.0, other.free_at - now) + self._leaf_seconds(other, open_step)
             for other in working
             if other is not member
         )
@@ -206,7 +216,7 @@ class SyncMode(Mode):
 
         A member that is not in turn has no core of its own: it copies only leases that are overdue.
         """
-        own_seconds = self.members.expected_batch_seconds(member)
+        own_seconds = self._leaf_seconds(member, open_step)
         best: Span | None = None
         latest = 0.0
         outstanding = self.leases.of_step(open_step.plan.index)

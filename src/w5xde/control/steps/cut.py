@@ -55,7 +55,7 @@ class Accounts:
         """Count this many applied batches of a step."""
         self.applied[step.epoch] = self.applied.get(step.epoch, 0) + batches
         if step.ends_epoch:
-            self.batches[step.epoch] = step.first + step.count
+            self.batches[step.epoch] = step.first + len(step.sizes)
 
     def aside_of(self, epoch: int) -> list[Aside]:
         return [aside for aside in self.aside if aside.epoch == epoch]

@@ -39,13 +39,21 @@ class Lease:
     @property
     def where(self) -> str:
         """A phrase for messages that names the batches and their epoch."""
-        first, last = self.step.first + self.span.start, self.step.first + self.span.stop - 1
+        step, epoch = self.step, self.step.epoch + 1
+        if step.columns:
+            last = step.index + step.steps
+            return f"column {self.span.start + 1} of steps {step.index + 1} to {last} of epoch {epoch}"
+        first, last = step.first + self.span.start, step.first + self.span.stop - 1
         batches = f"batch {first}" if first == last else f"batches {first} to {last}"
-        return f"{batches} of epoch {self.step.epoch + 1}"
+        return f"{batches} of epoch {epoch}"
 
     @property
     def samples(self) -> int:
-        return sum(self.step.sizes[self.span.start : self.span.stop])
+        return self.step.samples_of(self.span)
+
+    @property
+    def batches(self) -> int:
+        return self.span.count * self.step.leaf_batches
 
 
 class Leases:

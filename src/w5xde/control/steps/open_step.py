@@ -26,8 +26,8 @@ Share = tuple[int, int, str, int]
 class OpenStep:
     """A step that is begun and not complete.
 
-    A span of its batches is free (to be lent), lent (the `Leases` know to which node), or covered by the
-    tree (answered, or set aside).
+    A span of its batches is free (to be lent), lent (the `Leases` know to which node), or covered by the tree
+    (answered, or set aside). In a round, read "column" for "batch".
     """
 
     def __init__(self, plan: StepPlan) -> None:
@@ -67,7 +67,9 @@ class OpenStep:
         A span that failed on this node is left for those of `members` on which it failed less often. A
         stretch is never divided.
         """
-        want = self.plan.count if self.plan.apart else 1 if self.failures else max(1, want)
+        # The columns of a round are encoded one by one, and so are lent one by one.
+        is_single = bool(self.failures or self.plan.columns)
+        want = self.plan.count if self.plan.apart else 1 if is_single else max(1, want)
         for at, candidate in enumerate(self.free):
             if self.is_for_others(node, candidate, members):
                 continue

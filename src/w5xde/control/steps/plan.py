@@ -2,16 +2,20 @@
 
 A step is `step_batches` consecutive batches of one epoch (fewer at its end); steps never span epochs. Where
 each batch is a step of its own, several in a row can be planned as one stretch, which one node makes with an
-optimizer of its own.
+optimizer of its own. In rounds mode several steps in a row are planned as one round, whose columns nodes make
+with optimizers of their own: column k has the k-th batch of each step.
 A batch is its index and its size: knows no samples, no shuffling and no clock.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+
+from w5xde.specs.round_lengths import RoundLengths
+from w5xde.tree import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,8 @@ class StepPlan:
     """The batches `first, first + 1, …` of an epoch that make one optimizer step, with the size of each.
 
     If `apart`, it is a stretch: each batch is a step of its own, made by a node, and `index` is the first
-    step's.
+    step's. If it has `columns`, it is a round: as many batches as it has columns make a step, and `index` is
+    the first step's.
     """
 
     index: int
@@ -28,18 +33,21 @@ class StepPlan:
     sizes: tuple[int, ...]
     ends_epoch: bool
     apart: bool = False
+    columns: int = 0
 
     @property
     def steps(self) -> int:
         """The number of optimizer steps."""
-        return self.count if self.apart else 1
+        if self.columns:
+            return len(self.sizes) // self.columns
+        return len(self.sizes) if self.apart else 1
 
     @property
     def split(self) -> list[StepPlan]:
         """The steps of a stretch, one by one; a single step as it is."""
         if not self.apart:
             return [self]
-        last = self.count - 1
+        last = len(self.sizes) - 1
         return [
             StepPlan(self.index + i, self.epoch, self.first + i, (size,), self.ends_epoch and i == last)
             for i, size in enumerate(self.sizes)
@@ -47,7 +55,28 @@ class StepPlan:
 
     @property
     def count(self) -> int:
-        return len(self.sizes)
+        """The number of leaves of its tree: the batches of a step, or the columns of a round."""
+        return self.columns or len(self.sizes)
+
+    @property
+    def leaf_batches(self) -> int:
+        """The number of batches in a leaf of its tree."""
+        return self.steps if self.columns else 1
+
+    def places(self, span: Span) -> Sequence[int]:
+        """The places in `sizes` of the batches of these leaves, in the order in which a node needs them."""
+        if not self.columns:
+            return range(span.start, span.stop)
+        rows = range(0, len(self.sizes), self.columns)
+        return [row + column for column in range(span.start, span.stop) for row in rows]
+
+    def samples_of(self, span: Span) -> int:
+        """The number of samples in these leaves."""
+        return sum([self.sizes[place] for place in self.places(span)])
+
+    def keys_of(self, span: Span) -> list[tuple[int, int]]:
+        """The (epoch, batch) of each batch of these leaves, in the order in which a node needs them."""
+        return [(self.epoch, self.first + place) for place in self.places(span)]
 
     @property
     def samples(self) -> int:
@@ -56,7 +85,7 @@ class StepPlan:
     @property
     def keys(self) -> list[tuple[int, int]]:
         """The (epoch, batch) of each batch."""
-        return [(self.epoch, self.first + i) for i in range(self.count)]
+        return [(self.epoch, self.first + i) for i in range(len(self.sizes))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +108,11 @@ class Plan:
         step_limit: int | None,
         samples: int | None,
         batch_size: int,
+        rounds: RoundLengths | None = None,
     ) -> None:
+        """`rounds`: how many steps each round has, in rounds mode."""
         self.step_batches = step_batches
+        self.rounds = rounds
         self._epoch_limit = epoch_limit
         self._step_limit = step_limit
         self._samples = samples
@@ -97,14 +129,16 @@ class Plan:
         return self.cursor.epoch
 
     @property
-    def facts(self) -> dict[str, int | None]:
+    def facts(self) -> dict[str, int | str | None]:
         """The facts that an audit needs to count again."""
+        lengths = {} if self.rounds is None else {"round_lengths": str(self.rounds)}
         return {
             "step_batches": self.step_batches,
             "batch_size": self._batch_size,
             "samples": self._samples,
             "epoch_limit": self._epoch_limit,
             "step_limit": self._step_limit,
+            **lengths,
         }
 
     @property
@@ -129,7 +163,8 @@ class Plan:
         Its index counts from -1 downwards: it is not one of the planned steps, and counts towards no limit.
         """
         index = min([0, *(step.index for step in self._undone)]) - 1
-        self._undone.append(StepPlan(index, epoch, batch, (samples,), ends_epoch=False))
+        columns = 0 if self.rounds is None else 1
+        self._undone.append(StepPlan(index, epoch, batch, (samples,), ends_epoch=False, columns=columns))
 
     @property
     def is_over(self) -> bool:
@@ -166,36 +201,71 @@ class Plan:
             most = min(most, self._step_limit - self.cursor.index)
         return self._next(most, apart=True)
 
+    def next_round(self) -> StepPlan | None:
+        """Return the next round; None as in `next_step`.
+
+        A round ends with its epoch at the latest. A last step of the epoch that has fewer batches is a round
+        of its own, with fewer columns.
+        """
+        if self._undone:
+            return self._undone.popleft()
+        if self.is_over or self.rounds is None:
+            return None
+        steps = self.rounds.at(self.cursor.index)
+        if self._step_limit is not None:
+            steps = min(steps, self._step_limit - self.cursor.index)
+        columns = self.step_batches
+        sizes, ends_epoch = self._peek_sizes(steps * columns, whole=True)
+        if len(sizes) > columns and len(sizes) % columns:
+            sizes, ends_epoch = sizes[: len(sizes) // columns * columns], False
+        if not sizes:
+            return None
+        self._skip_sizes(len(sizes), ends_epoch=ends_epoch)
+        return self._advance(sizes, ends_epoch=ends_epoch, columns=min(columns, len(sizes)))
+
     def _next(self, batches: int, *, apart: bool) -> StepPlan | None:
         if self._undone:
             return self._undone.popleft()
         if self.is_over:
             return None
-        sizes, ends_epoch = self._sizes(batches)
+        sizes, ends_epoch = self._peek_sizes(batches, whole=False)
         if not sizes:
             return None
+        self._skip_sizes(len(sizes), ends_epoch=ends_epoch)
+        return self._advance(sizes, ends_epoch=ends_epoch, apart=apart)
+
+    def _advance(
+        self, sizes: tuple[int, ...], *, ends_epoch: bool, apart: bool = False, columns: int = 0
+    ) -> StepPlan:
+        """Return the step of these batches, and move the cursor behind it."""
         index, epoch, first = self.cursor.index, self.cursor.epoch, self.cursor.first
-        step = StepPlan(index, epoch, first, sizes, ends_epoch, apart)
+        step = StepPlan(index, epoch, first, sizes, ends_epoch, apart, columns)
         place = (epoch + 1, 0) if ends_epoch else (epoch, first + len(sizes))
         self.cursor = Cursor(index + step.steps, *place)
         return step
 
-    def _sizes(self, batches: int) -> tuple[tuple[int, ...], bool]:
-        """Return the sizes of the epoch's next batches, and whether they end it."""
+    def _peek_sizes(self, batches: int, *, whole: bool) -> tuple[tuple[int, ...], bool]:
+        """Return the sizes of the epoch's next batches, and whether they end it.
+
+        Of a stream perhaps fewer than asked for, if that many are not discovered yet; or, if `whole`, none.
+        """
         if self._samples is None:
-            return self._stream_sizes(batches)
+            return self._peek_stream(batches, whole=whole)
         size = self._batch_size
         left = range(self.cursor.first * size, self._samples, size)
         return tuple(min(size, self._samples - at) for at in left[:batches]), len(left) <= batches
 
-    def _stream_sizes(self, batches: int) -> tuple[tuple[int, ...], bool]:
+    def _peek_stream(self, batches: int, *, whole: bool) -> tuple[tuple[int, ...], bool]:
         # One batch beyond the step must be known: the epoch may end right after the step.
         ahead = list(islice(self._stream, batches + 1))
         if 0 in ahead:
-            sizes = ahead[: ahead.index(0)]
-            for _ in range(len(sizes) + 1):
-                self._stream.popleft()
-            return tuple(sizes), True
-        if len(ahead) <= self.step_batches:
+            return tuple(ahead[: ahead.index(0)]), True
+        if len(ahead) <= (batches if whole else self.step_batches):
             return (), False
-        return tuple(self._stream.popleft() for _ in range(min(batches, len(ahead) - 1))), False
+        return tuple(ahead[: min(batches, len(ahead) - 1)]), False
+
+    def _skip_sizes(self, count: int, *, ends_epoch: bool) -> None:
+        """Forget the batches of a stream that were planned, and the end of their epoch."""
+        if self._samples is None:
+            for _ in range(count + ends_epoch):
+                self._stream.popleft()

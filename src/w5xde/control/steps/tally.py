@@ -107,7 +107,7 @@ class Tally:
 
     def _count(self, step: Step, progress: Progress, accounts: Accounts) -> None:
         """Add a step to the counts."""
-        batches = sum(stop - start for start, stop, _, _ in step.shares)
+        batches = step.batches
         progress.steps += step.steps
         progress.batches += batches
         progress.samples += step.samples

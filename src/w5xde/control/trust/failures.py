@@ -86,7 +86,7 @@ class Failures:
         nodes = sorted(set(tried))
         self._tally.accounts.aside += [
             Aside(step.epoch, step.first + i, step.sizes[i], reason, tuple(nodes))
-            for i in range(lease.span.start, lease.span.stop)
+            for i in step.places(lease.span)
         ]
         for node in nodes:
             # The data was at fault, not the nodes.

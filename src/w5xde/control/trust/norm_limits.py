@@ -5,7 +5,8 @@ many batches is smaller than one of them alone. While it is not known, the gradi
 computed itself stands for it. An update more than ten times as large counts only if a second node, or the
 coordinator, finds the same: then it is in the data, and it counts with the same bits as without the doubt.
 The differences that stretches make are no gradients, and have limits of their own, for the mean of their
-steps. Knows no tensors and no clock.
+steps. In rounds mode all updates are differences, and the size of a column is the number of its steps. Knows
+no tensors and no clock.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class NormCheck:
 
         `is_verified`: the coordinator computed the same.
         """
-        limits, batches = self.limits, lease.span.count
+        limits, batches = self.limits, lease.batches
         if lease.step.apart:
             limits, batches = self._stretch_limits, 1
         mean = _mean_norm(lease, norm)
@@ -219,10 +220,10 @@ class NormCheck:
 def _mean_norm(lease: Lease, norm: float) -> float:
     """Return the norm of the mean gradient of the lease's batches; a step of one lease is one already.
 
-    For a stretch: that of the mean of its steps.
+    For a stretch, and for a column of a round: that of the mean of its steps.
     """
-    if lease.step.apart:
-        return norm / lease.span.count
+    if lease.step.apart or lease.step.columns:
+        return norm / lease.batches
     is_whole = lease.span.count == lease.step.count
     return norm if is_whole else norm * lease.step.samples / lease.samples
 

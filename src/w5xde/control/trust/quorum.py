@@ -7,7 +7,7 @@ decides: knows no tensors and no clock.
 from __future__ import annotations
 
 from w5xde.control.events import Effect, Note, Step
-from w5xde.robust_rule import Robust
+from w5xde.specs.robust_rule import Robust
 
 
 class Quorum:

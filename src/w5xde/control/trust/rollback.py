@@ -66,7 +66,8 @@ class Rollback:
     def reopen(self, plan: StepPlan, version: int) -> ev.Effect:
         """Begin a step again. Batches that were set aside stay so."""
         aside = {(each.epoch, each.batch) for each in self._tally.accounts.aside}
-        empty = [Span(i, i + 1) for i, key in enumerate(plan.keys) if key in aside]
+        leaves = [Span(i, i + 1) for i in range(plan.count)]
+        empty = [leaf for leaf in leaves if aside.issuperset(plan.keys_of(leaf))]
         open_step = OpenStep.restart(plan, empty)
         self._mode.reopen(open_step)
         return ev.Reopen(plan, version, empty)

@@ -85,15 +85,15 @@ class Verification:
         if lease is None:
             return []
         if not event.unknown:
-            progress.verified_batches += lease.span.count
+            progress.verified_batches += lease.batches
             return []
-        progress.unverified_batches += lease.span.count
+        progress.unverified_batches += lease.batches
         text = f"what {event.node} gave for {lease.where} counts without being verified: {event.unknown}"
         return [ev.Note("unverified", text, {"node": event.node})]
 
-    def applied(self, shares: list[Share]) -> None:
+    def applied(self, shares: list[Share], leaf_batches: int) -> None:
         for start, stop, node, _ in shares:
-            self._applied[node] += stop - start
+            self._applied[node] += (stop - start) * leaf_batches
 
     def applied_of(self, node: str) -> int:
         """Return how many batches of this node have changed the model."""

@@ -1,6 +1,6 @@
-"""Error feedback: adds the rounding error of one int8 update to the next update.
+"""Error feedback: adds the rounding error of one int8 or q4 update to the next update.
 
-For int8 only. bf16 and fp16 are off by 2^-8 and 2^-11 of a value, far below the noise of a gradient, so
+For these only. bf16 and fp16 are off by 2^-8 and 2^-11 of a value, far below the noise of a gradient, so
 keeping their errors would cost more passes over memory than it is worth. Knows no receivers.
 """
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from w5xde.learn.codecs.numbers import NARROWED
 from w5xde.learn.codecs.pipeline import CodecPipeline
 from w5xde.learn.model.layout import DtypeGroup
+from w5xde.messages import CARRIED
 
 
 class ErrorFeedback:
@@ -21,7 +22,9 @@ class ErrorFeedback:
 
     def __init__(self, groups: Sequence[DtypeGroup]) -> None:
         self._groups = groups
-        self._floats = [group for group in groups if group.dtype in NARROWED]
+        # Carried statistics replace the older ones, so nothing of them is owed: added to the next ones, their
+        # error could make those negative.
+        self._floats = [group for group in groups if group.dtype in NARROWED and group.role != CARRIED]
         # The rounding error that the receiver has not got yet, laid out like an update; None: none.
         self._owed: Tensor | None = None
 

@@ -3,7 +3,7 @@
 A packed vector holds the packed groups one after another, each part at the start of a cache line. Only
 float32 and float64 are narrowed: every other dtype travels exactly. All sizes follow from the groups, so both
 sides know them before a byte is sent. NaN and infinities stay not finite, and the receiver must look for
-them.
+them. `four_bits.py` has the stage that also looks at roles.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def new_bytes(count: int) -> Tensor:
     return torch.frombuffer(_BUFFERS.take(count), dtype=torch.uint8)
 
 
-def _in_parts(work: Callable[[slice], object], count: int) -> None:
+def in_parts(work: Callable[[slice], object], count: int) -> None:
     """Call `work` for `count` values, a chunk at a time; on all cores if there are many."""
 
     def part(number: int) -> None:
@@ -79,8 +79,8 @@ def _in_parts(work: Callable[[slice], object], count: int) -> None:
     on_all_cores(part, -(-count // _PART_VALUES))
 
 
-class NarrowFloats(ABC):
-    """A stage that narrows float32 and float64, and copies every other dtype."""
+class NumberForm(ABC):
+    """A narrower form of floats."""
 
     @abstractmethod
     def sizes(self, count: int) -> list[tuple[int, int]]:
@@ -94,6 +94,14 @@ class NarrowFloats(ABC):
     def widen(self, values: Tensor, *parts: Tensor) -> None:
         """Read floats from the bytes of their runs."""
 
+
+class PackedGroups(ABC):
+    """A stage that packs every group in the form that it has for it, or copies the group."""
+
+    @abstractmethod
+    def form_of(self, group: DtypeGroup) -> NumberForm | None:
+        """The form in which a group is packed; None: it is copied exactly."""
+
     def runs(self, groups: Sequence[DtypeGroup]) -> list[Run]:
         return [run for group_runs in self._runs_of(groups) for run in group_runs]
 
@@ -101,8 +109,8 @@ class NarrowFloats(ABC):
         at = 0
         for group in groups:
             runs = []
-            sizes = [(group.count, group.dtype.itemsize)]
-            for count, size in self.sizes(group.count) if group.dtype in NARROWED else sizes:
+            form = self.form_of(group)
+            for count, size in form.sizes(group.count) if form else [(group.count, group.dtype.itemsize)]:
                 runs.append(Run(at, count, size))
                 at = aligned(runs[-1].end)
             yield runs
@@ -113,25 +121,32 @@ class NarrowFloats(ABC):
         for run, following in pairwise(runs):
             # Never send what was in this memory before.
             packed[run.end : following.start] = 0
-        for group, parts in self._parts(packed, groups):
-            if group.dtype in NARROWED:
-                self.narrow(group.values_in(raw), *parts)
+        for group, form, parts in self._parts(packed, groups):
+            if form:
+                form.narrow(group.values_in(raw), *parts)
             else:
                 parts[0].copy_(group.bytes_in(raw))
         return packed
 
     def unpack(self, packed: Tensor, raw: Tensor, groups: Sequence[DtypeGroup]) -> None:
-        for group, parts in self._parts(packed, groups):
-            if group.dtype in NARROWED:
-                self.widen(group.values_in(raw), *parts)
+        for group, form, parts in self._parts(packed, groups):
+            if form:
+                form.widen(group.values_in(raw), *parts)
             else:
                 group.bytes_in(raw).copy_(parts[0])
 
     def _parts(
         self, packed: Tensor, groups: Sequence[DtypeGroup]
-    ) -> Iterator[tuple[DtypeGroup, list[Tensor]]]:
+    ) -> Iterator[tuple[DtypeGroup, NumberForm | None, list[Tensor]]]:
         for group, runs in zip(groups, self._runs_of(groups), strict=True):
-            yield group, [packed[run.start : run.end] for run in runs]
+            yield group, self.form_of(group), [packed[run.start : run.end] for run in runs]
+
+
+class NarrowFloats(PackedGroups, NumberForm):
+    """A stage that narrows float32 and float64 all in one form, and copies every other dtype."""
+
+    def form_of(self, group: DtypeGroup) -> NumberForm | None:
+        return self if group.dtype in NARROWED else None
 
 
 class Float16(NarrowFloats):
@@ -147,11 +162,11 @@ class Float16(NarrowFloats):
 
     def narrow(self, values: Tensor, *parts: Tensor) -> None:
         small = parts[0].view(self.dtype)
-        _in_parts(lambda places: small[places].copy_(self._within_range(values[places])), len(values))
+        in_parts(lambda places: small[places].copy_(self._within_range(values[places])), len(values))
 
     def widen(self, values: Tensor, *parts: Tensor) -> None:
         small = parts[0].view(self.dtype)
-        _in_parts(lambda places: values[places].copy_(small[places]), len(values))
+        in_parts(lambda places: values[places].copy_(small[places]), len(values))
 
     def _within_range(self, values: Tensor) -> Tensor:
         """Clamp finite values to the largest finite one of the dtype; NaN and infinities stay as they are."""

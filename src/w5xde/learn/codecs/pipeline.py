@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from w5xde.compression import Kind, Stage, add_name, parse_spec, spell
+from w5xde.compression import COARSE, Kind, Stage, add_name, parse_spec, spell
 from w5xde.learn.codecs import blocks
 from w5xde.learn.codecs.compressors import Compressor, Lz4, Lz4Frame, Zlib, Zstd, refuse
+from w5xde.learn.codecs.four_bits import FourBits
 from w5xde.learn.codecs.numbers import NARROWED, Float16, Int8, Numbers, Run, new_bytes
 from w5xde.learn.model.layout import DtypeGroup
 
@@ -24,6 +25,7 @@ _NUMBERS: dict[str, Numbers] = {
     "fp16": Float16(torch.float16),
     "bf16": Float16(torch.bfloat16),
     "int8": Int8(),
+    "q4": FourBits(),
 }
 _COMPRESSORS: dict[str, Callable[[int], Compressor]] = {
     "zlib": Zlib,
@@ -46,7 +48,7 @@ class CodecPipeline:
         self._compressor = _COMPRESSORS[compressor.name](compressor.number or 0) if compressor else None
         self.spec = spell(stages)
         # So coarse that the rounding error must be sent later: see ErrorFeedback.
-        self.is_coarse = numbers is not None and numbers.name == "int8"
+        self.is_coarse = numbers is not None and numbers.name in COARSE
 
     def encode(self, raw: Tensor, groups: Sequence[DtypeGroup]) -> list[memoryview]:
         """The encoded bytes in pieces, which may be views of `raw`: do not change it until they are sent."""

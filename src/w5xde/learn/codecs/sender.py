@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from w5xde.compression import AUTO, AUTO_LOSSY, NONE, UP_ONLY, parse_spec, refuse_down
+from w5xde.compression import AUTO, AUTO_LOSSY, NONE, parse_spec, refuse_down
 from w5xde.learn.codecs.feedback import ErrorFeedback
 from w5xde.learn.codecs.pipeline import CodecPipeline, parse
 from w5xde.learn.model.layout import ALIGNMENT_BYTES, DtypeGroup
@@ -69,7 +69,10 @@ class CodecSender:
         groups: Sequence[DtypeGroup],
         choice: Choice,
         clock: Callable[[], float],
+        *,
+        feeds_back: bool = True,
     ) -> None:
+        """`feeds_back`: the rounding errors of coarse codecs are added to the next vector."""
         self._groups = groups
         self._choice = choice
         self._clock = clock
@@ -79,8 +82,10 @@ class CodecSender:
                 refuse_down(parse_spec(setting))
             self._fixed = parse(setting)
         specs = LOSSLESS + (LOSSY if setting == AUTO_LOSSY else ())
-        self._candidates = [parse(spec) for spec in specs if direction == "up" or UP_ONLY not in spec]
-        self._feedback = ErrorFeedback(groups)
+        self._candidates = [
+            pipeline for pipeline in map(parse, specs) if direction == "up" or not pipeline.is_coarse
+        ]
+        self._feedback = ErrorFeedback(groups) if feeds_back else None
         # Seconds to decode a byte, by spec, as measured here: the receiver does not report its own.
         self._decoding: dict[str, float] = {}
 
@@ -89,7 +94,8 @@ class CodecSender:
         raw_bytes = raw.numel()
         pipeline = self.choose(raw, now)
         begun = self._clock()
-        pieces = self._feedback.encode(pipeline, raw)
+        feedback = self._feedback
+        pieces = feedback.encode(pipeline, raw) if feedback else pipeline.encode(raw, self._groups)
         seconds = self._clock() - begun
         encoded_bytes = sum(map(len, pieces))
         decoding = self._decoding.get(pipeline.spec)

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from w5xde.learn.data.payload import DEPTH_MAX, Packed, padding_of
 from w5xde.learn.model.layout import DTYPES
-from w5xde.messages import DIGEST_BYTES, DictOf, Item, ListOf, SampleList, TensorAt, TupleOf
+from w5xde.message_types import DIGEST_BYTES
+from w5xde.messages import DictOf, Item, ListOf, SampleList, TensorAt, TupleOf
 
 ByteRows: TypeAlias = NDArray[np.uint8]
 Numbers: TypeAlias = NDArray[np.uint32]

@@ -14,7 +14,7 @@ from w5xde.learn.data.payload import pack_batch
 from w5xde.learn.data.samples import NUMBERED_MAX, SampleFormat
 from w5xde.learn.data.sources import MapSource, Source
 from w5xde.learn.model.seeding import as_before, seed_everything
-from w5xde.messages import DIGEST_BYTES
+from w5xde.message_types import DIGEST_BYTES
 
 # Samples that are read twice: enough to notice augmentation that no global generator shows.
 TRIED_SAMPLES = 16

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from w5xde.config import Settings
-from w5xde.errors import JobError
+from w5xde.errors import JobError, UsageError
 from w5xde.learn.data.samples import SampleFormat
 from w5xde.learn.data.sources import MapSource, Source
 from w5xde.learn.job.build import build_model, build_optimizer, build_source, call_for, copy_module
@@ -29,6 +29,9 @@ from w5xde.learn.model.layout import FlatModel
 from w5xde.learn.model.route import VectorRoute
 from w5xde.learn.model.seeding import as_before
 from w5xde.learn.model.state_memory import StatePlace
+from w5xde.learn.rounds.columns import ColumnRules, Columns
+from w5xde.learn.rounds.hand_over import HandOver, choose_hand_over
+from w5xde.learn.rounds.rounds import Rounds
 from w5xde.learn.step import flat_steps
 from w5xde.learn.step.batch_scaling import BatchScaling, require_kept, scale_for_batch
 from w5xde.learn.step.learner import Learner
@@ -37,7 +40,7 @@ from w5xde.learn.step.robust_mean import RobustSums
 from w5xde.learn.step.sums import StepSums, TreeSums
 from w5xde.learn.train.trainer import Trainer
 from w5xde.learn.trust.canary import ExpectedCanary, NoCanary
-from w5xde.messages import STILL, TRAINED, Rules
+from w5xde.messages import STILL, TRAINED, Layout, Rules
 
 
 @dataclass(slots=True)
@@ -70,6 +73,9 @@ class Prepared:
     samples: SampleFormat | None = None
     # What --scale-for-batch changed in the optimizer.
     scaling: BatchScaling | None = None
+    # In rounds mode: the replica of the nodes, which the learner moves on; and what computes columns.
+    rounds: Rounds | None = None
+    make_columns: Callable[[], Columns] | None = None
 
 
 def prepare(job: Job, settings: Settings, place_state: StatePlace = lambda vector, whole: None) -> Prepared:
@@ -89,11 +95,14 @@ def prepare(job: Job, settings: Settings, place_state: StatePlace = lambda vecto
     refuse_unsavable(layouts.describe(module, set()))
     tried = copy_module(job, module, settings.seed)
     trial = try_first_batch(job, tried, source, settings)
-    own_step_norm = _first_step_norm(job, tried) if settings.mode == "async" else 0.0
-    del tried
+    own_step_norm, stepped = 0.0, None
+    if settings.mode != "sync":
+        own_step_norm, stepped = _first_step(job, tried)
+    hand_over = choose_hand_over(build_optimizer(job, tried), stepped) if settings.mode == "rounds" else ""
+    del tried, stepped
     layout = layouts.describe(module, layouts.moving_buffers(module, trial.changed))
     samples = sample_format(source, settings)
-    rules = _rules(settings, source, trial, samples)
+    rules = _rules(settings, source, trial, samples, hand_over)
     canary, trouble = None, ""
     if settings.canary:
         # First, while nothing else of the size of the model is in memory.
@@ -120,7 +129,12 @@ def prepare(job: Job, settings: Settings, place_state: StatePlace = lambda vecto
         cpu = torch.device("cpu")
         return Trainer(job, FlatModel(copy_model(), flat.blueprint.layout, cpu), rules, cpu)
 
-    learner = Learner(flat, optimizer, scheduler, settings.clip_norm)
+    rounds = None
+    if settings.mode == "rounds":
+        _require_rounds_fit(settings, source)
+        rounds = Rounds(flat, optimizer, scheduler, HandOver(hand_over, layout), settings.directions.down)
+        rounds.rate = settings.inner_rate
+    learner = Learner(flat, optimizer, scheduler, settings.clip_norm, rounds)
     rule = settings.robust_rule
     return Prepared(
         learner=learner,
@@ -136,15 +150,56 @@ def prepare(job: Job, settings: Settings, place_state: StatePlace = lambda vecto
         own_step_norm=own_step_norm,
         canary=canary,
         canary_trouble=trouble,
-        sums=RobustSums(flat.blueprint, learner.gauge, rule)
+        sums=RobustSums(learner.vectors, learner.gauge, rule)
         if rule is not None
-        else TreeSums(flat.blueprint, learner.gauge),
+        else TreeSums(learner.vectors, learner.gauge),
         samples=samples,
         scaling=scaling,
+        rounds=rounds,
+        make_columns=lambda: _make_columns(job, copy_model(), rules, flat.blueprint.layout),
     )
 
 
-def _rules(settings: Settings, source: Source, trial: Trial, samples: SampleFormat | None) -> Rules:
+def _make_columns(job: Job, module: nn.Module, rules: Rules, layout: Layout) -> Columns:
+    """What computes columns as a node does, on another instance of the model."""
+    cpu = torch.device("cpu")
+    flat = FlatModel(module, layout, cpu)
+    how = ColumnRules(
+        HandOver(rules.hand_over, layout), lambda: build_optimizer(job, module), rules.clip_norm
+    )
+    return Columns(flat, Trainer(job, flat, rules, cpu), how)
+
+
+def _require_rounds_fit(settings: Settings, source: Source) -> None:
+    """Refuse rounds of a constant length that no epoch, or not the run, has room for."""
+    lengths = settings.round_lengths
+    if lengths is None or lengths.growth:
+        return
+    if settings.steps is not None and lengths.most > settings.steps:
+        raise _too_long(lengths.most, f"the run has {settings.steps} steps")
+    if source.samples is not None:
+        batches = -(-source.samples // settings.batch_size)
+        steps = max(1, batches // settings.step_batches)
+        if lengths.most > steps:
+            raise _too_long(
+                lengths.most,
+                f"an epoch has {steps} whole {'step' if steps == 1 else 'steps'}"
+                f" ({batches} batches, {settings.step_batches} a step)",
+            )
+
+
+def _too_long(steps: int, why: str) -> UsageError:
+    return UsageError(
+        f"rounds of {steps} steps do not fit: {why}",
+        code="W5-216",
+        why="a round ends with its epoch and with the run, so that no round would ever be as long",
+        fix="use a smaller --local-steps, or leave it out: rounds then grow as far as there is room",
+    )
+
+
+def _rules(
+    settings: Settings, source: Source, trial: Trial, samples: SampleFormat | None, hand_over: str
+) -> Rules:
     is_named = isinstance(source, MapSource) and (settings.data == "local" or samples is not None)
     return Rules(
         mode=settings.mode,
@@ -159,6 +214,8 @@ def _rules(settings: Settings, source: Source, trial: Trial, samples: SampleForm
         data_samples=source.samples or 0,
         data_digest=source.fingerprint() if is_named and isinstance(source, MapSource) else "",
         sample_bytes=samples.sample_bytes if samples is not None else 0,
+        hand_over=hand_over,
+        clip_norm=settings.clip_norm or 0.0 if settings.mode == "rounds" else 0.0,
     )
 
 
@@ -186,16 +243,20 @@ def _require_same_buffers(flat: FlatModel, other: nn.Module) -> None:
             raise NoCanary(f"model() makes buffer {entry.name} another one each time")
 
 
-def _first_step_norm(job: Job, module: nn.Module) -> float:
-    """How far an optimizer step moves the parameters of a model that has gradients; 0 if it fails."""
+def _first_step(job: Job, module: nn.Module) -> tuple[float, Optimizer | None]:
+    """How far an optimizer step moves the parameters of a model that has gradients, and that optimizer.
+
+    0 and None if the step fails.
+    """
     before = [parameter.detach().clone() for parameter in module.parameters()]
     try:
-        flat_steps.step(build_optimizer(job, module))
+        optimizer = build_optimizer(job, module)
+        flat_steps.step(optimizer)
     except Exception:
-        return 0.0  # the learner's own first step will say why
+        return 0.0, None  # the first step in earnest will say why
     with torch.no_grad():
         moved = [now - old for now, old in zip(module.parameters(), before, strict=True)]
-        return math.hypot(*(float(torch.linalg.vector_norm(each)) for each in moved))
+        return math.hypot(*(float(torch.linalg.vector_norm(each)) for each in moved)), optimizer
 
 
 def _build_scheduler(job: Job, optimizer: Optimizer) -> LRScheduler | None:

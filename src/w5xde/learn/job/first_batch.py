@@ -65,7 +65,8 @@ def try_first_batch(job: Job, module: nn.Module, source: Source, settings: Setti
     gradient_norm = _check_gradients(module)
     _check_parameters(module, parameters)
     changed = _changed_buffers(module, buffers)
-    if settings.mode == "sync" or settings.verify:
+    if settings.mode != "async" or settings.verify:
+        module.zero_grad(set_to_none=True)
         seed_everything(seed)
         started = time.perf_counter()
         _check_repeatable(loss, _first_loss(job, module, sent(), settings.precision))
@@ -201,7 +202,7 @@ def _hint(error: Exception) -> str:
 
 
 def _check_gradients(module: nn.Module) -> float:
-    """Refuse gradients that cannot travel; take the others away, and return their norm."""
+    """Refuse gradients that cannot travel; return the norm of the others."""
     norms = []
     for name, parameter in module.named_parameters():
         if parameter.grad is not None and parameter.grad.layout is not torch.strided:
@@ -212,7 +213,6 @@ def _check_gradients(module: nn.Module) -> float:
             )
         if parameter.grad is not None:
             norms.append(float(torch.linalg.vector_norm(parameter.grad)))
-        parameter.grad = None
     return math.hypot(*norms)
 
 

@@ -24,11 +24,13 @@ from w5xde.learn.model.layout import FlatModel
 from w5xde.learn.model.route import VectorRoute
 from w5xde.learn.model.seeding import as_before
 from w5xde.learn.model.state_memory import StateView
+from w5xde.learn.rounds.columns import ColumnRules, Columns
+from w5xde.learn.rounds.hand_over import HandOver
 from w5xde.learn.step.local_steps import LocalSteps
 from w5xde.learn.train.trainer import Trainer
 from w5xde.learn.train.vectors import Slots
 from w5xde.learn.trust.canary import CanaryAnswer, compute_canary
-from w5xde.messages import MOVING, Rules, Welcome
+from w5xde.messages import MOVING, Layout, Rules, Welcome
 
 # More threads than cores are slow; this many more are a mistake or an attack. Any machine can run a few.
 THREADS_PER_CORE_MAX, THREADS_MAX = 4, 64
@@ -52,6 +54,8 @@ class NodeParts:
     welcome: Welcome
     make_trainer: Callable[[], Trainer]
     make_local_steps: Callable[[], LocalSteps]
+    # In rounds mode: computes columns, and keeps the replica.
+    columns: Columns | None = None
     # The answer to the canary of this connection, if it has one.
     proof: CanaryAnswer | None = None
     # Made when they are first needed: few nodes make steps of their own.
@@ -118,7 +122,18 @@ def prepare_node(
     def make_local_steps() -> LocalSteps:
         return LocalSteps(flat, trainer, lambda: build_optimizer(job, module))
 
-    return NodeParts(trainer, source, digest, welcome, make_trainer, make_local_steps)
+    columns = None
+    if rules.mode == "rounds":
+        how = ColumnRules(_hand_over(rules, layout), lambda: build_optimizer(job, module), rules.clip_norm)
+        columns = Columns(flat, trainer, how)
+    return NodeParts(trainer, source, digest, welcome, make_trainer, make_local_steps, columns)
+
+
+def _hand_over(rules: Rules, layout: Layout) -> HandOver:
+    try:
+        return HandOver(rules.hand_over, layout)
+    except ValueError as error:
+        raise RemoteProtocolError(f"rounds that this node does not know: {error}", code="W5-120") from None
 
 
 def _require_sane(rules: Rules) -> None:

@@ -1,11 +1,12 @@
 """The model as one flat vector: every parameter and buffer is a view of one buffer of bytes.
 
-    | trained parameters | moving buffers | frozen parameters | still buffers |
-    |<-------- the moving part -------->|
+    | trained parameters | moving buffers | carried statistics | frozen parameters | still buffers |
+    |<-------------------- the moving part ----------------->|
 
 Within each role entries of one dtype lie together, so that arithmetic on a whole role is one operation per
 dtype. Every version sends the moving part; an update has the same layout, with gradients in place of
-parameters and differences in place of buffers. Knows nothing of training, codecs or sockets.
+parameters and differences in place of buffers. Only updates in rounds mode carry statistics. Knows nothing of
+training, codecs or sockets.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ from w5xde.learn.model.digest import same_bits
 from w5xde.learn.model.parallel import add_to
 from w5xde.learn.model.route import VectorRoute
 from w5xde.learn.model.state_memory import StatePlace, StateView
-from w5xde.messages import FROZEN, MOVING, NAME_CHARACTERS_MAX, STILL, TRAINED, Entry, Layout, Role
+from w5xde.message_types import NAME_CHARACTERS_MAX
+from w5xde.messages import CARRIED, FROZEN, MOVING, STILL, TRAINED, Entry, Layout, Role
 
 # A cache line: no two groups share one.
 ALIGNMENT_BYTES = 64
 # A buffer of at most this many values costs little to send with every update, even if it never changes.
 SMALL_BUFFER_COUNT = 4096
 _LAZY = (UninitializedParameter, UninitializedBuffer)
-_ROLES = (TRAINED, MOVING, FROZEN, STILL)
+_ROLES = (TRAINED, MOVING, CARRIED, FROZEN, STILL)
+_MOVING_ROLES = (TRAINED, MOVING, CARRIED)
 
 DTYPES: dict[str, torch.dtype] = {
     str(value).removeprefix("torch."): value
@@ -89,10 +92,10 @@ class Blueprint:
             if role == TRAINED:
                 # Where the moving buffers begin.
                 self.trained_bytes = at
-            if role == MOVING:
+            if role == CARRIED:
                 self.moving_bytes = at
         self.whole_bytes = at
-        self.moving_groups = [group for group in self.groups if group.role in (TRAINED, MOVING)]
+        self.moving_groups = [group for group in self.groups if group.role in _MOVING_ROLES]
         self.trained = [i for i, entry in enumerate(layout.entries) if entry.role == TRAINED]
 
     def _place(self, role: str, dtype: torch.dtype, chosen: tuple[int, ...], at: int) -> int:

@@ -177,6 +177,8 @@ def capture(learner: Learner) -> LearnerState:
         ),
         "random": pack(_random_state(), "random", training),
     }
+    if learner.rounds is not None:
+        facts["rounds"] = pack(learner.rounds.state(), "rounds", training)
     is_live = learner.route.is_saved_in_place
     if not is_live:
         model, training = _copies(model), _copies(training)
@@ -227,6 +229,8 @@ class _LearnerJson(msgspec.Struct):
     optimizer_state: Any
     scheduler_state: Any
     random: Any
+    # None: the run is not in rounds mode.
+    rounds: Any = None
 
 
 # What the libraries raise when they are given bytes that are not a checkpoint of ours.
@@ -292,6 +296,8 @@ def _restore_training(learner: Learner, facts: _LearnerJson, training: Tensors) 
         learner.scheduler.load_state_dict(
             _plain_state(learner.scheduler, unpack(facts.scheduler_state, training))
         )
+    if learner.rounds is not None:
+        learner.rounds.load_state(unpack(facts.rounds, training), learner.version)
     _set_random_state(unpack(facts.random, training))
 
 

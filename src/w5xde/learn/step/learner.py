@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.optim import Optimizer
 
 from w5xde.learn.model.digest import weights_sha256
-from w5xde.learn.model.layout import FlatModel, Vector
+from w5xde.learn.model.layout import Blueprint, FlatModel, Vector
 from w5xde.learn.model.route import VectorRoute
 from w5xde.learn.model.state_memory import Readers
 from w5xde.learn.step.bounds import StateBounds
@@ -23,17 +23,43 @@ from w5xde.learn.step.flat_steps import is_torchs
 from w5xde.learn.step.look_ahead import LookAhead
 from w5xde.learn.step.rates import scaled_rates
 from w5xde.learn.step.rollback import Undo
-from w5xde.learn.step.sums import Contribution, StepNotFinite, Total
+from w5xde.learn.step.sums import Contribution, Decided, StepNotFinite, Total, round_steps_of
 from w5xde.messages import MOVING, TRAINED
+
+
+class RoundKeeper(Protocol):
+    """What the learner needs in rounds mode: `learn.rounds.rounds.Rounds`."""
+
+    @property
+    def vectors(self) -> Blueprint:
+        """The layout of updates."""
+
+    def advance(self, mean: Vector, version: int, steps: int) -> None:
+        """The parameters have moved by the mean of a round's columns, which began after `version` steps."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides the learner's own state."""
+
+    def load_state(self, state: dict[str, Any], version: int) -> None:
+        """Continue from a checkpoint of this version."""
 
 
 class Learner:
     """Parameters, optimizer and schedule of the model that is trained, and its version."""
 
     def __init__(
-        self, flat: FlatModel, optimizer: Optimizer, scheduler: Any = None, clip_norm: float | None = None
+        self,
+        flat: FlatModel,
+        optimizer: Optimizer,
+        scheduler: Any = None,
+        clip_norm: float | None = None,
+        rounds: RoundKeeper | None = None,
     ) -> None:
+        """With `rounds`, nodes make the steps of the optimizer, and updates are differences."""
         self.flat = flat
+        self.rounds = rounds
+        # The layout of updates.
+        self.vectors = rounds.vectors if rounds is not None else flat.blueprint
         self.version = 0
         # Whether the state is that of `version`. False while a step changes it, and for good if a step failed
         # and cannot be rolled back: then the state is a mixture of two versions, or not finite, and must not
@@ -44,9 +70,8 @@ class Learner:
         self._clip_norm = clip_norm
         self._blueprint = flat.blueprint
         self.route = VectorRoute(flat.blueprint.moving_bytes)
-        self._parameters = [flat.tensors[i] for i in self._blueprint.trained]
         self._is_large = self.route.is_large
-        self.gauge = Gauge(self._blueprint)
+        self.gauge = Gauge(self.vectors)
         self._stepper = Stepper(optimizer, flat)
         groups = self._blueprint.moving_groups
         self._trained_parts = [i for i, group in enumerate(groups) if group.role == TRAINED]
@@ -72,7 +97,7 @@ class Learner:
 
     @property
     def vector_bytes(self) -> int:
-        return self._blueprint.moving_bytes
+        return self.vectors.moving_bytes
 
     @property
     def can_roll_back(self) -> bool:
@@ -84,10 +109,12 @@ class Learner:
         body: memoryview = total.contribution.vector.raw.numpy().data
         return body
 
-    def replay(self, batches: int, body: bytes, absent: frozenset[int], loss_sum: float, rate: float) -> None:
+    def replay(self, step: Decided, body: bytes, absent: frozenset[int], loss_sum: float) -> None:
         """Apply a step again from the sum that the step log has of it."""
-        (vector,) = self._blueprint.vectors(bytearray(body), 1)
-        self.apply([Total(batches, Contribution(vector, absent, loss_sum, self.gauge.norm(vector)), rate)])
+        (vector,) = self.vectors.vectors(bytearray(body), 1)
+        contribution = Contribution(vector, absent, loss_sum, self.gauge.norm(vector))
+        total = Total(step.plan.count, contribution, step.rate, round_steps=round_steps_of(step.plan))
+        self.apply([total])
 
     def apply(self, totals: list[Total]) -> list[float]:
         """Step the optimizer with each of these sums. Returns the sum of the sample losses of each step.
@@ -95,6 +122,8 @@ class Learner:
         If the optimizer raises, or a parameter, a buffer or the optimizer's state is not finite afterwards
         (StepNotFinite), all of these steps are rolled back if possible: then `is_whole` is true.
         """
+        if self.rounds is not None:
+            return [self._apply_round(total, self.rounds) for total in totals]
         if self.scheduler is not None and len(totals) > 1:
             raise ValueError("a schedule wants to know of each step before the next")
         self._move_away_from_readers()
@@ -115,6 +144,25 @@ class Learner:
         self.version += steps
         self.is_whole = True
         return [total.contribution.loss_sum for total in totals]
+
+    def _apply_round(self, total: Total, rounds: RoundKeeper) -> float:
+        """Move the parameters by the mean of a round's columns. Returns the sum of their losses."""
+        mean = total.contribution.vector
+        if self._undo is not None:
+            self._undo.save(self._stepper.tensors, self.version)
+        try:
+            self._advance_all_buffers([total])
+            self.is_whole = False
+            for i in self._trained_parts:
+                self.flat.moving.parts[i].add_(mean.parts[i])
+            self._require_finite(total.steps)
+        except (Exception, SystemExit):
+            self._roll_back()
+            raise
+        rounds.advance(mean, self.version, total.steps)
+        self.version += total.steps
+        self.is_whole = True
+        return total.contribution.loss_sum
 
     def _step_all(self, totals: list[Total]) -> None:
         if not any(total.is_stretch for total in totals):
@@ -208,15 +256,7 @@ class Learner:
         parts = contribution.vector.parts
         if not self._is_large:
             parts = [part.clone() if i in self._trained_parts else part for i, part in enumerate(parts)]
-        trained = [parts[i] for i in self._trained_parts]
-        if [part.dtype for part in trained] in ([torch.float32], [torch.float64]):
-            # One computation on the whole vector: seven times as fast for a small model.
-            norm = torch.linalg.vector_norm(trained[0])
-            trained[0].mul_(torch.clamp(norm_max / (norm + 1e-6), max=1.0))
-            return parts
-        # With several dtypes, or a coarse one, the result depends on where norms are rounded: torch does it.
-        with self._stepper.gradients_given(parts, contribution.absent):
-            torch.nn.utils.clip_grad_norm_(self._parameters, norm_max)
+        self._stepper.clip(parts, contribution.absent, norm_max)
         return parts
 
     def _advance_all_buffers(self, totals: list[Total]) -> None:

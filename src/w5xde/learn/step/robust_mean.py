@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,9 +19,19 @@ from torch import Tensor
 
 from w5xde.learn.model.layout import Blueprint, DtypeGroup, Vector
 from w5xde.learn.step.finite import Gauge
-from w5xde.learn.step.sums import Contribution, Decided, Leased, PlannedStep, StepNotFinite, Total
-from w5xde.messages import TRAINED
-from w5xde.robust_rule import Robust
+from w5xde.learn.step.sums import (
+    Contribution,
+    Decided,
+    Leased,
+    PlannedStep,
+    StepNotFinite,
+    Total,
+    complete_mean,
+    round_steps_of,
+    weigh_column,
+)
+from w5xde.messages import MOVING
+from w5xde.specs.robust_rule import Robust
 from w5xde.tree import Span
 
 # Coordinates handled at a time, of all nodes: few enough for the caches, and a bound on memory.
@@ -53,6 +63,8 @@ class RobustSums:
         self._kept: dict[int, dict[int, Contribution]] = {}
 
     def add(self, lease: Leased, given: Contribution, staleness: int) -> None:
+        if lease.step.columns:
+            given = weigh_column(lease, given, self._groups)
         self._kept.setdefault(lease.step.index, {})[lease.id] = given
 
     def leave_empty(self, step: PlannedStep, spans: Iterable[Span]) -> None:
@@ -64,19 +76,22 @@ class RobustSums:
 
     def total(self, step: Decided) -> Total:
         """The robust mean, times the size of the step: it replaces the sum."""
-        index, sizes = step.plan.index, step.plan.sizes
+        plan, index = step.plan, step.plan.index
         kept = self._kept.pop(index)
         leases: dict[str, list[Share]] = {}
         # In the order of batches: the same shares give the same bits, whatever the order of arrival.
         for share in sorted(step.shares):
             leases.setdefault(share[2], []).append(share)
-        votes = [_add_up(given, kept, sizes) for given in leases.values()]
+        votes = [_add_up(given, kept, plan) for given in leases.values()]
         vector = self._middle(votes)
         norm = self._gauge.norm(vector)
         if norm == math.inf:
             raise StepNotFinite(f"the gradient of step {index + 1} is not finite")
         loss_sum = sum(vote.loss_sum for vote in votes)
-        return Total(len(sizes), Contribution(vector, self._absent(votes), loss_sum, norm), step.rate)
+        contribution = Contribution(vector, self._absent(votes), loss_sum, norm)
+        if plan.columns:
+            contribution = complete_mean(step, contribution, self._groups)
+        return Total(plan.count, contribution, step.rate, round_steps=round_steps_of(plan))
 
     def _absent(self, votes: list[_Vote]) -> frozenset[int]:
         """Entries with a gradient from no more nodes than are left out at one end."""
@@ -93,7 +108,7 @@ class RobustSums:
         for place, group in enumerate(self._groups):
             # Gradients are weighted by samples, changes of buffers by batches: see Trainer and Learner.
             scales = [
-                samples / vote.samples if group.role == TRAINED else batches / vote.batches for vote in votes
+                batches / vote.batches if group.role == MOVING else samples / vote.samples for vote in votes
             ]
             parts = [_real(vote.vector.parts[place]) for vote in votes]
             for start in range(0, parts[0].numel(), CHUNK_COUNT):
@@ -102,7 +117,7 @@ class RobustSums:
         return votes[0].vector
 
 
-def _add_up(shares: list[Share], kept: dict[int, Contribution], sizes: Sequence[int]) -> _Vote:
+def _add_up(shares: list[Share], kept: dict[int, Contribution], plan: PlannedStep) -> _Vote:
     """The contributions of one node as one vote, with our own count of samples."""
     first, *others = (kept[lease] for _, _, _, lease in shares)
     absent, loss_sum = first.absent, first.loss_sum
@@ -110,7 +125,7 @@ def _add_up(shares: list[Share], kept: dict[int, Contribution], sizes: Sequence[
         first.vector.add_(other.vector)
         absent &= other.absent
         loss_sum += other.loss_sum
-    samples = sum(sum(sizes[start:stop]) for start, stop, _, _ in shares)
+    samples = sum(plan.samples_of(Span(start, stop)) for start, stop, _, _ in shares)
     batches = sum(stop - start for start, stop, _, _ in shares)
     return _Vote(first.vector, samples, batches, absent, loss_sum)
 

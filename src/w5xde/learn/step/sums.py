@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from w5xde.learn.model.layout import Blueprint, Vector
+from w5xde.learn.model.layout import Blueprint, DtypeGroup, Vector
 from w5xde.learn.step.finite import Gauge
 from w5xde.messages import MOVING
 from w5xde.tree import PairwiseTree, Span
@@ -37,6 +37,8 @@ class Total(NamedTuple):
 
     `rate`: a factor on the learning rate of this one step. If `is_stretch`, a node has made a step with each
     of the batches, and the vector is the difference that they made: it is added, times the rate.
+    For a round of `round_steps` steps, the vector is the mean difference of its columns, which `batches`
+    counts.
     """
 
     batches: int
@@ -45,11 +47,12 @@ class Total(NamedTuple):
     is_stretch: bool = False
     # The squared norm of the sum's gradients, if its contribution has those of all batches; else None.
     square: float | None = None
+    round_steps: int = 0
 
     @property
     def steps(self) -> int:
         """The number of versions that it makes."""
-        return self.batches if self.is_stretch else 1
+        return self.round_steps or (self.batches if self.is_stretch else 1)
 
 
 class StepNotFinite(ArithmeticError):
@@ -57,7 +60,10 @@ class StepNotFinite(ArithmeticError):
 
 
 class PlannedStep(Protocol):
-    """A step of the plan; if it is `apart`, a stretch, with each of whose batches a node makes a step."""
+    """A step of the plan; if it is `apart`, a stretch, with each of whose batches a node makes a step.
+
+    If it has `columns`, it is a round, and `count` is their number.
+    """
 
     @property
     def index(self) -> int: ...
@@ -66,7 +72,12 @@ class PlannedStep(Protocol):
     @property
     def apart(self) -> bool: ...
     @property
-    def sizes(self) -> Sequence[int]: ...
+    def columns(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def samples(self) -> int: ...
+    def samples_of(self, span: Span) -> int: ...
 
 
 class Leased(Protocol):
@@ -112,6 +123,7 @@ class TreeSums:
 
     def __init__(self, blueprint: Blueprint, gauge: Gauge) -> None:
         self._gauge = gauge
+        self._groups = blueprint.moving_groups
         # Places, in a vector's parts, of the buffers that move by the mean of their changes.
         self._averaged = [
             i
@@ -125,6 +137,8 @@ class TreeSums:
 
     def add(self, lease: Leased, given: Contribution, staleness: int) -> None:
         self._average_buffers(given.vector, staleness)
+        if lease.step.columns:
+            given = weigh_column(lease, given, self._groups)
         if _is_single(lease.step):
             self._single[lease.step.index] = given
         else:
@@ -167,13 +181,46 @@ class TreeSums:
             contribution = tree.take(Span(0, tree.count))
         if contribution is None:
             raise ValueError(f"no update came for step {plan.index}")
+        if plan.columns:
+            contribution = complete_mean(step, contribution, self._groups)
         # Buffers are not part of the norm, and their sums may overflow.
         is_tame = contribution.norm < TAME_NORM and (plan.count == 1 or not self._averaged)
         if not is_tame and not self._gauge.is_finite(contribution.vector):
             raise StepNotFinite(f"the gradient of step {plan.index + 1} is not finite")
         is_measured = len(contribution.squares) >= max(2, plan.count)
         square = self._gauge.norm(contribution.vector) ** 2 if is_measured else None
-        return Total(plan.count, contribution, step.rate, plan.apart, square)
+        return Total(plan.count, contribution, step.rate, plan.apart, square, round_steps_of(plan))
+
+
+def round_steps_of(plan: PlannedStep) -> int:
+    """The number of steps in a round; 0 if this is none."""
+    return plan.steps if plan.columns else 0
+
+
+def weigh_column(lease: Leased, given: Contribution, groups: Sequence[DtypeGroup]) -> Contribution:
+    """Weigh the difference of a column by its samples, so that the sum of all columns is their mean.
+
+    Buffers are not weighed: they move by the mean over columns, as they do by that over batches.
+    """
+    weight = lease.step.samples_of(lease.span) / lease.step.samples
+    _scale(given.vector, weight, groups)
+    return given._replace(norm=given.norm * weight)
+
+
+def complete_mean(step: Decided, total: Contribution, groups: Sequence[DtypeGroup]) -> Contribution:
+    """The mean of the columns that are there, if others were set aside."""
+    plan = step.plan
+    samples = sum(plan.samples_of(Span(start, stop)) for start, stop, _, _ in step.shares)
+    if samples == plan.samples:
+        return total
+    _scale(total.vector, plan.samples / samples, groups)
+    return total._replace(norm=total.norm * plan.samples / samples)
+
+
+def _scale(vector: Vector, factor: float, groups: Sequence[DtypeGroup]) -> None:
+    for group, part in zip(groups, vector.parts, strict=True):
+        if group.role != MOVING:
+            part.mul_(factor)
 
 
 def _is_single(step: PlannedStep) -> bool:

@@ -90,6 +90,14 @@ class BufferChanges:
                     out.masked_fill_(part == before, 0)
             self._restore()
 
+    def keep(self) -> None:
+        """Let the next batch start from the buffers as the last batch left them."""
+        if self._bound:
+            with torch.no_grad():
+                self._rebind()
+                for _, part, before in self._moving:
+                    before.copy_(part)
+
     def _rebind(self) -> None:
         """Copy buffers that the forward pass replaced into the flat model; refuse changes of still ones."""
         for name, tensor, siblings, key, is_moving in self._bound:

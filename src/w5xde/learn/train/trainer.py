@@ -82,6 +82,9 @@ class Trainer:
         self._fast_path = FastPath(flat, rules, self._vectors, self._backward, self._compute_plainly)
         is_joined_early = device.type == "cpu" and is_large(flat.blueprint.moving_bytes)
         self._sink = GradientSink(flat) if is_joined_early else None
+        # Whether each batch continues with the buffers of the batch before, as in a plain loop, instead of
+        # those of the version. Then vectors have no changes of buffers.
+        self.keeps_buffers = False
         # Gradients that were computed before `compute` is called for their batches.
         self._ahead: dict[BatchId, BatchGradient] = {}
 
@@ -109,6 +112,10 @@ class Trainer:
         self._flat.load(raw, whole=whole, in_place=in_place)
         self._buffers.remember(whole=whole)
         self._ahead.clear()
+
+    def reset_buffers(self) -> None:
+        """Let batches start from the buffers that the model holds now."""
+        self._buffers.remember(whole=False)
 
     def fill(self, write: Callable[[FlatModel], None]) -> None:
         """Let `write` set the parameters and buffers, until a whole version is loaded."""
@@ -203,7 +210,7 @@ class Trainer:
             sink.open(vector)
             backward(loss, batch.weight)
             absent = sink.close()
-            self._buffers.take(self._vectors.buffer_parts(vector))
+            self._take_buffers(vector)
             return BatchGradient(vector, loss.item(), absent)
         except BaseException:
             sink.discard()
@@ -240,6 +247,13 @@ class Trainer:
         if self._rules.seeds_numpy:
             seed_numpy(seed)
 
+    def _take_buffers(self, vector: Vector) -> None:
+        """Put the buffer changes of the last batch into its vector, or let the buffers stay as they are."""
+        if self.keeps_buffers:
+            self._buffers.keep()
+        else:
+            self._buffers.take(self._vectors.buffer_parts(vector))
+
     def _collect(self, loss: Tensor) -> BatchGradient:
         """The last batch's gradients and buffer changes as one vector."""
         gradients = [parameter.grad for parameter in self._parameters]
@@ -251,6 +265,6 @@ class Trainer:
             for parameter, gradient in zip(self._parameters, gradients, strict=True)
         ]
         (vector,) = self._vectors.join(rows)
-        self._buffers.take(self._vectors.buffer_parts(vector))
+        self._take_buffers(vector)
         absent = frozenset([number for number, gradient in enumerate(gradients) if gradient is None])
         return BatchGradient(vector, loss.item(), absent)

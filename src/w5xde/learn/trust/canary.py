@@ -27,7 +27,8 @@ from w5xde.learn.model.seeding import as_before, torch_seeder
 from w5xde.learn.train.trainer import Trainer
 from w5xde.learn.trust import canary_weights
 from w5xde.learn.trust.sketch import ROW, sketch
-from w5xde.messages import CANARY_BODY_BYTES_MAX, Canary
+from w5xde.message_types import CANARY_BODY_BYTES_MAX
+from w5xde.messages import Canary
 
 CODE = "W5-212"
 # The part of the canary that travels beside its tensors: the message that holds it has a limit too.

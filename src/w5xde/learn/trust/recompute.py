@@ -8,16 +8,18 @@ repeats bit for bit. Knows no leases, nodes or sockets.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
+from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.job.job import BatchFailed
 from w5xde.learn.model.layout import Blueprint, Vector
+from w5xde.learn.rounds.columns import Columns
+from w5xde.learn.rounds.replica import Replica
 from w5xde.learn.step.finite import Gauge, can_hold_nan
 from w5xde.learn.train.trainer import Task, Trainer
-from w5xde.tree import Span
+from w5xde.messages import Inner
 
 # Relative differences that any machine's rounding may cause; beyond them, this many times the usual
 # difference between pairs that agree is still accepted.
@@ -40,13 +42,63 @@ class Opinion(NamedTuple):
     unknown: str = ""
 
 
-class Recomputer:
-    """Computes tasks on a model of its own. Only one thread may use it at a time."""
+class LeasedWork(NamedTuple):
+    """What a lease asks for: one task; in rounds mode a task for each step of a column, and the rates."""
 
-    def __init__(self, trainer: Trainer, precision: str) -> None:
+    tasks: list[Task]
+    inner: Inner | None = None
+
+
+class LeaseComputer(Protocol):
+    """Computes leases as a node does, on a model of its own."""
+
+    @property
+    def vectors(self) -> Blueprint:
+        """The layout of its updates."""
+
+    def compute(self, params: Replica, work: LeasedWork) -> Vector:
+        """The update for this work, as it arrives from a node. Raises BatchFailed."""
+
+
+class GradientComputer:
+    """Computes gradients."""
+
+    def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._blueprint: Blueprint = trainer.blueprint
-        self._gauge = Gauge(trainer.blueprint)
+        self.vectors = trainer.blueprint
+
+    def compute(self, params: Replica, work: LeasedWork) -> Vector:
+        self._trainer.load(params.state, whole=True)
+        (task,) = work.tasks
+        return self._trainer.compute(task).vector
+
+
+class ColumnComputer:
+    """Computes columns of rounds, and rounds them as the codec of nodes does."""
+
+    def __init__(self, columns: Columns, codec: str) -> None:
+        self._columns = columns
+        self._pipeline = parse(codec)
+        self.vectors = columns.vectors
+
+    def compute(self, params: Replica, work: LeasedWork) -> Vector:
+        if work.inner is None:
+            raise ValueError("a column without rates")
+        self._columns.start_from(params)
+        raw = self._columns.compute(work.tasks, work.inner).vector.raw
+        arrived = self.vectors.new_vector()
+        groups = self.vectors.moving_groups
+        self._pipeline.unpack(self._pipeline.pack(raw, groups), arrived.raw, groups)
+        return arrived
+
+
+class Recomputer:
+    """Computes leases again. Only one thread may use it at a time."""
+
+    def __init__(self, computer: LeaseComputer, precision: str) -> None:
+        self._computer = computer
+        self._blueprint = computer.vectors
+        self._gauge = Gauge(computer.vectors)
         self._rounding = ROUNDING[precision]
         # A running median of the differences between pairs that agree.
         self._usual_difference = 0.0
@@ -57,14 +109,15 @@ class Recomputer:
     def tolerance(self) -> float:
         return min(DIFFERENCE_MAX, max(self._rounding, FAR_FACTOR * self._usual_difference))
 
-    def check(self, given: Vector, params: memoryview, task: Task) -> Opinion:
-        """Compare an update for the task, computed on these parameters, with our own, number by number."""
+    def check(self, given: Vector, params: Replica, work: LeasedWork) -> Opinion:
+        """Compare an update for this work, computed on these parameters, with our own, number by number."""
+        compute = self._computer.compute
         try:
-            own = self._compute(params, task)
+            own = compute(params, work)
             if own.is_same(given):
                 return Opinion()
             for _ in range(OWN_TRIES - 1):
-                if not self._compute(params, task).is_same(own):
+                if not compute(params, work).is_same(own):
                     return Opinion(unknown="it comes out differently each time that it is computed here")
         except BatchFailed as error:
             return Opinion(unknown=f"it cannot be computed here: {error}")
@@ -76,21 +129,17 @@ class Recomputer:
         self._usual_difference = usual * (FOLLOW if difference > usual else 1 / FOLLOW)
         return Opinion()
 
-    def check_size(self, given: Vector, params: memoryview, task: Task) -> Opinion:
+    def check_size(self, given: Vector, params: Replica, work: LeasedWork) -> Opinion:
         """Compare only the sizes: for updates that lost precision on the way, or drew other numbers."""
         norm, own = self._gauge.norm(given), 0.0
         try:
             for _ in range(OWN_TRIES):
-                own = max(own, self._gauge.norm(self._compute(params, task)))
+                own = max(own, self._gauge.norm(self._computer.compute(params, work)))
                 if norm <= SIZE_FACTOR * own:
                     return Opinion()
         except BatchFailed as error:
             return Opinion(unknown=f"it cannot be computed here: {error}")
         return Opinion(f"its norm is {norm:.3g}, and {own:.3g} if computed here")
-
-    def _compute(self, params: memoryview, task: Task) -> Vector:
-        self._trainer.load(params, whole=True)
-        return self._trainer.compute(task).vector
 
     def _difference(self, ours: Vector, theirs: Vector) -> tuple[str, float]:
         """Return the entry that differs most, and the relative difference of the two updates."""
@@ -120,12 +169,3 @@ class Recomputer:
 def _square(part: torch.Tensor) -> float:
     wide = torch.view_as_real(part).double() if part.is_complex() else part.double()
     return float((wide * wide).sum())
-
-
-def task_of(epoch: int, span: Span, sizes: Sequence[int], first: int, batches: Sequence[Any]) -> Task:
-    """Return the task that a node got for batches `span` of a step that begins with batch `first`."""
-    listed = [
-        (first + place, sizes[place], batch)
-        for place, batch in zip(range(span.start, span.stop), batches, strict=True)
-    ]
-    return Task(epoch, span, len(sizes), sum(sizes), listed)

@@ -29,13 +29,14 @@ from w5xde.runtime.coordinator.loader import Loader
 from w5xde.runtime.coordinator.parameters import ParameterEncoder
 from w5xde.runtime.coordinator.peers import PARTING_SECONDS
 from w5xde.runtime.coordinator.recheck import Recheck
+from w5xde.runtime.coordinator.round_parameters import RoundParameters
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.resume import Restored
 from w5xde.runtime.durable.run_folder import RunFolder
 from w5xde.runtime.net.listener import Listener
 from w5xde.runtime.pipeline.peer import Peer
 from w5xde.runtime.pipeline.pipeline import Pipeline
-from w5xde.runtime.pipeline.ports import ModelPorts, Ports
+from w5xde.runtime.pipeline.ports import ModelPorts, Parameters, Ports
 from w5xde.runtime.pipeline.steps import Applied
 from w5xde.runtime.pipeline.updates import ARRIVING_PART, Updates
 from w5xde.runtime.system.actor import Actor
@@ -154,7 +155,12 @@ class Coordinator:
             self._broke,
             self.dispatch,
         )
-        parameters = ParameterEncoder(self._learner, self._settings.directions.down, self._loop.time)
+        down, rounds = self._settings.directions.down, self._prepared.rounds
+        parameters: Parameters
+        if rounds is None:
+            parameters = ParameterEncoder(self._learner, down, self._loop.time)
+        else:
+            parameters = RoundParameters(self._learner, rounds, down)
         ports = Ports(
             clock=self._loop.time,
             tasks=self._actor,

@@ -25,7 +25,8 @@ from w5xde.learn.data.samples import (
     listed_numbers,
 )
 from w5xde.learn.data.sources import Key, MapSource
-from w5xde.messages import DIGEST_BYTES, Update
+from w5xde.message_types import DIGEST_BYTES
+from w5xde.messages import Update
 from w5xde.runtime.pipeline.peer import Peer, SentWork
 
 # After so many answers in a row that miss samples and compute nothing, a cache is said to keep nothing.

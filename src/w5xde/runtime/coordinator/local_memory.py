@@ -17,7 +17,9 @@ class LocalMemory:
     """Makes the regions of one run."""
 
     def __init__(self, settings: Settings) -> None:
-        self._is_wanted = settings.nodes > 0 and settings.road in ("auto", "shared")
+        # In rounds mode nodes seldom send, and little.
+        is_useful = settings.nodes > 0 and settings.mode != "rounds"
+        self._is_wanted = is_useful and settings.road in ("auto", "shared")
         # In async mode a node computes on a version while the next one is made, so it needs its own copy.
         self._shares_state = settings.mode == "sync"
         self._state: StateRegion | None = None

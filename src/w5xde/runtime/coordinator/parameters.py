@@ -12,9 +12,11 @@ import torch
 from w5xde.compression import AUTO, AUTO_LOSSY, NONE
 from w5xde.learn.codecs.pipeline import CodecPipeline, parse
 from w5xde.learn.codecs.sender import CodecSender, is_never_encoded
+from w5xde.learn.rounds.replica import Replica
 from w5xde.learn.step.learner import Learner
+from w5xde.messages import Params
 from w5xde.runtime.pipeline.peer import Peer
-from w5xde.runtime.pipeline.ports import Snapshot
+from w5xde.runtime.pipeline.ports import ParameterFrame, Snapshot
 
 
 class ParameterEncoder:
@@ -47,23 +49,27 @@ class ParameterEncoder:
         if made is None:
             groups = self._blueprint.groups if whole else self._blueprint.moving_groups
             raw = self._ahead(whole=whole, ahead=ahead) if ahead else self._state(whole=whole)
-            pieces = pipeline.encode(raw, groups)
-            made = Snapshot(version, pipeline.spec, pieces, raw.numel(), sum(map(len, pieces)))
+            message = Params(version, whole, pipeline.spec)
+            frame = ParameterFrame(message, pipeline.encode(raw, groups))
+            made = Snapshot(version, [frame], raw.numel())
             self._made[whole, pipeline.spec, ahead] = made
         return made
 
-    def whole_copy(self, ahead: float) -> memoryview:
+    def kept_copy(self, ahead: float) -> Replica:
         """Every parameter and buffer of the newest version, as bytes that do not change."""
-        return self._learner.snapshot(whole=True, ahead=ahead)
+        return Replica(self._learner.snapshot(whole=True, ahead=ahead))
+
+    def inner(self, steps: int) -> None:
+        """Nothing: nodes make no steps."""
 
     def _raw(self, *, whole: bool, ahead: float) -> Snapshot:
         version = self._learner.version
         reading = self._learner.read_state(whole=whole, ahead=ahead)
         if reading is None:
-            copy = self._learner.snapshot(whole=whole, ahead=ahead)
-            return Snapshot(version, NONE, [copy], len(copy), len(copy))
-        raw, done = reading
-        return Snapshot(version, NONE, [raw], len(raw), len(raw), done)
+            raw, done = self._learner.snapshot(whole=whole, ahead=ahead), None
+        else:
+            raw, done = reading
+        return Snapshot(version, [ParameterFrame(Params(version, whole, NONE), [raw])], len(raw), done)
 
     def _state(self, *, whole: bool) -> torch.Tensor:
         count = self._learner.flat.byte_count(whole=whole)

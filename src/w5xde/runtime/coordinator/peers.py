@@ -306,7 +306,14 @@ class Peers:
             return
         self.allow_vectors(peer, 1)
         peer.is_ready = True
+        if ready.replica:
+            peer.replica = ready.version, ready.replica
         self._host.joined(peer)
+
+    def note_replica(self, peer: Peer) -> None:
+        """Log that the parameters of this peer went wrong, and that it gets them anew."""
+        text = f"{peer.name} has other parameters than we have: it gets them anew, and its work is lent again"
+        self._host.say("replica", text, peer.name)
 
     def _refuse(self, peer: Peer, refusal: Refuse) -> None:
         """Log and send a refusal, and close the connection."""

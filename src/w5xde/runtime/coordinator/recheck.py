@@ -12,14 +12,22 @@ from collections.abc import Callable
 from w5xde.config import Settings
 from w5xde.control import events as ev
 from w5xde.control.steps.leases import Lease
-from w5xde.control.steps.plan import StepPlan
 from w5xde.learn.data.payload import Packed, unpack
 from w5xde.learn.data.sources import MapSource
 from w5xde.learn.job.coordinator_setup import Prepared
 from w5xde.learn.model.device import use_threads
+from w5xde.learn.rounds.replica import Replica
 from w5xde.learn.step.sums import Contribution
 from w5xde.learn.train.trainer import Task
-from w5xde.learn.trust.recompute import Opinion, Recomputer, task_of
+from w5xde.learn.trust.recompute import (
+    ColumnComputer,
+    GradientComputer,
+    LeaseComputer,
+    LeasedWork,
+    Opinion,
+    Recomputer,
+)
+from w5xde.messages import Inner
 from w5xde.runtime.pipeline.peer import SentParams
 from w5xde.runtime.system.actor import Actor
 from w5xde.tree import Span, batch_seed
@@ -46,25 +54,25 @@ class Recheck:
         self._is_outstanding = is_outstanding
         self._verified = verified
         # The parameters and the batches that each lease was sent with.
-        self._sent: dict[int, tuple[SentParams, list[Packed]]] = {}
-        self._params: dict[SentParams, memoryview] = {}
+        self._sent: dict[int, tuple[SentParams, list[Packed], Inner | None]] = {}
+        self._params: dict[SentParams, Replica] = {}
         self._recomputer: Recomputer | None = None
 
-    def keep(self, sent: SentParams, params: memoryview) -> None:
+    def keep(self, sent: SentParams, params: Replica) -> None:
         """Keep these parameters: leases that will be verified are about to be sent with them."""
         self._forget()
         self._params[sent] = params
 
-    def sent(self, sent: SentParams, lease: Lease, batches: list[Packed]) -> None:
+    def sent(self, sent: SentParams, lease: Lease, batches: list[Packed], inner: Inner | None) -> None:
         """A lease that will be verified was sent, with parameters that are kept."""
-        self._sent[lease.id] = (sent, batches)
+        self._sent[lease.id] = (sent, batches, inner)
 
     def verify(self, lease: Lease, given: Contribution) -> None:
         """Compute the lease again and report how the answer compares."""
-        sent, batches = self._sent[lease.id]
+        sent, batches, inner = self._sent[lease.id]
         params = self._params[sent]
         self._actor.call(
-            lambda: self._compare(lease, given, params, batches),
+            lambda: self._compare(lease, given, params, self._work(lease, batches, inner)),
             lambda opinion: self._done(lease, opinion),
         )
 
@@ -76,30 +84,40 @@ class Recheck:
     def _forget(self) -> None:
         """Drop leases that ended without an answer, and parameters that no lease needs."""
         self._sent = {number: sent for number, sent in self._sent.items() if self._is_outstanding(number)}
-        needed = {sent for sent, _ in self._sent.values()}
+        needed = {sent for sent, _, _ in self._sent.values()}
         self._params = {sent: params for sent, params in self._params.items() if sent in needed}
 
-    def _compare(
-        self, lease: Lease, given: Contribution, params: memoryview, batches: list[Packed]
-    ) -> Opinion:
-        recomputer = self._recomputer or Recomputer(
-            self._prepared.make_trainer(), self._prepared.rules.precision
-        )
+    def _compare(self, lease: Lease, given: Contribution, params: Replica, work: LeasedWork) -> Opinion:
+        recomputer = self._recomputer or self._new_recomputer()
         # A run that does not verify keeps no second model for what is rare there.
         self._recomputer = recomputer if self._is_exact else None
         check = recomputer.check if self._is_exact else recomputer.check_size
-        return check(given.vector, params, self._task(lease.step, lease.span, batches))
+        return check(given.vector, params, work)
 
-    def _task(self, step: StepPlan, span: Span, batches: list[Packed]) -> Task:
-        values = []
-        for place, packed in zip(range(span.start, span.stop), batches, strict=True):
+    def _new_recomputer(self) -> Recomputer:
+        prepared = self._prepared
+        computer: LeaseComputer
+        if prepared.rounds is not None and prepared.make_columns is not None:
+            computer = ColumnComputer(prepared.make_columns(), prepared.rules.compress)
+        else:
+            computer = GradientComputer(prepared.make_trainer())
+        return Recomputer(computer, prepared.rules.precision)
+
+    def _work(self, lease: Lease, batches: list[Packed], inner: Inner | None) -> LeasedWork:
+        """What the node was lent."""
+        step, values = lease.step, []
+        places = step.places(lease.span)
+        for place, packed in zip(places, batches, strict=True):
             value = unpack(packed.item, bytearray(b"".join(packed.pieces)))
             source = self._prepared.source
             if self._prepared.rules.data == "local" and isinstance(source, MapSource):
                 seed = batch_seed(self._prepared.rules.seed, step.epoch, step.first + place)
                 value = source.read_indices(value, seed)
-            values.append(value)
-        return task_of(step.epoch, span, step.sizes, step.first, values)
+            values.append((step.first + place, step.sizes[place], value))
+        if inner is not None:
+            alone = Span(0, 1)
+            return LeasedWork([Task(step.epoch, alone, 1, each[1], [each]) for each in values], inner)
+        return LeasedWork([Task(step.epoch, lease.span, step.count, step.samples, values)])
 
     def stop(self) -> None:
         self._actor.stop()

@@ -43,7 +43,9 @@ from w5xde.runtime.system.memory import return_freed
 
 def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | None) -> CoordinatorCore:
     """Build the core for this life of the coordinator, from the `cut` of an earlier life if there is one."""
-    if settings.verify and (is_lossy(settings.directions.up) or is_lossy(settings.directions.down)):
+    is_lossy_run = is_lossy(settings.directions.up) or is_lossy(settings.directions.down)
+    # In rounds mode the coordinator rounds what it computes as nodes do, so that both can be compared.
+    if settings.verify and settings.mode != "rounds" and is_lossy_run:
         raise UsageError(
             f"verify compares exact updates, and compress {settings.compress!r} makes them others",
             code="W5-210",
@@ -66,7 +68,9 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         step_limit=settings.steps,
         samples=prepared.source.samples,
         batch_size=settings.batch_size,
+        rounds=settings.round_lengths,
     )
+    is_rounds = settings.mode == "rounds"
     core = CoreSettings(
         mode=settings.mode,
         staleness=settings.staleness,
@@ -79,9 +83,10 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         save_steps=settings.save_steps,
         logs_steps=settings.durability == "step",
         max_update_norm=str(settings.max_update_norm),
-        own_norm=prepared.own_norm,
+        # Where updates are differences, a step that we made ourselves shows how large they are.
+        own_norm=settings.inner_rate * prepared.own_step_norm if is_rounds else prepared.own_norm,
         verify=settings.verify,
-        is_large=prepared.learner.route.is_large,
+        is_large=prepared.learner.route.is_large and not is_rounds,
         delay_correction=settings.delay_correction,
         looks_ahead=settings.delay_correction and momentum_of(prepared.learner.optimizer) > 0,
         stretches=_may_step_locally(prepared.learner, settings),
@@ -107,7 +112,7 @@ def _may_step_locally(learner: Learner, settings: Settings) -> bool:
         or settings.verify > 0
         or settings.max_update_norm not in ("auto", "off")
     )
-    is_asked = settings.local_steps and settings.mode == "async" and settings.step_batches == 1
+    is_asked = settings.steps_locally and settings.mode == "async" and settings.step_batches == 1
     return is_asked and is_small and not has_buffers and not needs_gradients
 
 
@@ -133,7 +138,7 @@ def build_reader(learner: Learner, settings: Settings) -> UpdateReader:
     if learner.route.is_large:
         # Updates need memory, and models that were only tried have left some.
         return_freed()
-    blueprint = learner.flat.blueprint
+    blueprint = learner.vectors
     receiver = CodecReceiver(
         settings.directions.up, blueprint.moving_groups, learner.vector_bytes, Buffers().take
     )

@@ -306,6 +306,7 @@ class Journal:
             return False
         record = {
             "version": step.version,
+            "steps": step.steps,
             "step": record_of(step),
             "cut": msgspec.to_builtins(cut, str_keys=True),
             "absent": absent,

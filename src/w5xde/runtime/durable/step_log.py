@@ -122,7 +122,7 @@ def read_steps(disk: Disk, version: int) -> Iterator[Logged]:
                 break
             if record["version"] == version:
                 yield record, body
-                version += 1
+                version += record.get("steps", 1)
 
 
 def _records(disk: Disk, name: str) -> Iterator[Logged]:
@@ -140,7 +140,7 @@ def _records(disk: Disk, name: str) -> Iterator[Logged]:
         if (len(header), len(body), found.digest()) != (header_bytes, body_bytes, digest):
             return
         record = parse(header, dict[str, Any])
-        if not isinstance(record.get("version"), int):
+        if not isinstance(record.get("version"), int) or not isinstance(record.get("steps", 1), int):
             raise Damaged("a record of the step log has no version")
         yield record, body
         at += header_bytes + body_bytes

@@ -25,6 +25,7 @@ from w5xde.messages import (
     Beat,
     Bye,
     Cancel,
+    Difference,
     Leave,
     Message,
     Params,
@@ -246,7 +247,12 @@ class Node:
         proved = (proof.seconds, connection.reported_link) if proof is not None else (0.0, 0.0)
         kept = (cache.id, cache.slots) if cache is not None else (b"", 0)
         pieces = [proof.body if proof is not None else b"", cache.held() if cache is not None else b""]
-        connection.send(Ready(parts.layout_digest, *proved, *kept), [piece for piece in pieces if piece])
+        columns = parts.columns
+        known = (
+            (columns.version, columns.digest) if columns is not None and columns.version >= 0 else (0, b"")
+        )
+        ready = Ready(parts.layout_digest, *proved, *kept, *known)
+        connection.send(ready, [piece for piece in pieces if piece])
 
     def _greet(self) -> None:
         shares = self._share is not None
@@ -254,7 +260,7 @@ class Node:
 
     def _heard(self, connection: Connection, message: Message, body: Body) -> None:
         match message:
-            case Work() | Params():
+            case Work() | Params() | Difference():
                 kept = self._executor.take(message, body)
                 if kept is None:
                     return

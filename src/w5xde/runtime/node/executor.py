@@ -12,7 +12,7 @@ from collections.abc import Callable
 from w5xde.learn.job.node_setup import NodeParts
 from w5xde.learn.model.buffers import Buffers
 from w5xde.learn.model.device import use_threads
-from w5xde.messages import Answer, Message, Params, Update, Work
+from w5xde.messages import Answer, Difference, Message, Params, Update, Work
 from w5xde.protocol.wire import Body, Stream
 from w5xde.runtime.net.connection import Connection
 from w5xde.runtime.node.limits import Discard, NodeLimits
@@ -64,7 +64,7 @@ class WorkExecutor:
         use_threads(parts.welcome.rules.threads)
         if connection is not None:
             self._limits = NodeLimits(
-                parts.trainer.blueprint, available_bytes(), parts.welcome.rules.sample_bytes
+                parts.trainer.blueprint, available_bytes(), parts.welcome.rules.sample_bytes, parts.columns
             )
             self._connection, connection.limits = connection, self._limits.frame
             self._network_seconds_told = 0.0
@@ -92,7 +92,7 @@ class WorkExecutor:
             memory = self.worker.place(message, body_bytes)
         return memory if memory is not None else self._buffers.take(body_bytes)
 
-    def take(self, message: Params | Work, body: Body) -> Body | None:
+    def take(self, message: Params | Difference | Work, body: Body) -> Body | None:
         """Check a message that has arrived; returns its body, or DISCARDED if this node cannot hold it.
 
         Returns None if the model was not checked on this connection: then the message must be ignored.
@@ -101,11 +101,11 @@ class WorkExecutor:
 
     # --- executing --------------------------------------------------------------------------------
 
-    def execute(self, message: Params | Work, body: Body) -> None:
+    def execute(self, message: Params | Difference | Work, body: Body) -> None:
         worker, body_bytes = self.worker, len(body)
         if worker is None:
             return
-        if isinstance(message, Params):
+        if not isinstance(message, Work):
             params = message
             self.actor.call(lambda: worker.load(params, body), lambda _: self._done(params, body_bytes))
             return
@@ -128,7 +128,7 @@ class WorkExecutor:
 
         self.actor.call(lambda: worker.compute(message, body), answer)
 
-    def _done(self, message: Params | Work, body_bytes: int) -> None:
+    def _done(self, message: Params | Difference | Work, body_bytes: int) -> None:
         if self._limits is not None:
             self._limits.done(message, body_bytes)
         self._finished()
@@ -152,6 +152,7 @@ class WorkExecutor:
             connection.reported_link,
             computed.stored,
             computed.squares,
+            computed.differs,
         )
         connection.send(update, computed.pieces, lambda: worker.recycle(computed))
 
@@ -164,9 +165,9 @@ class WorkExecutor:
         report.seconds_waiting += waited
         for loan, answer in zip(work.loans, computed.answers, strict=True):
             if _is_computed(answer):
-                report.batches += loan.stop - loan.start
+                report.batches += len(loan.batches)
                 loss = report.loss = answer.loss_sum / sum(batch.samples for batch in loan.batches)
-                self._callbacks.worked(report, loan.stop - loan.start, loss)
+                self._callbacks.worked(report, len(loan.batches), loss)
 
 
 def _is_computed(answer: Answer) -> bool:

@@ -6,12 +6,17 @@ model, and for batches from the memory that was free when it joined. Knows no so
 
 from __future__ import annotations
 
+import math
+
 from w5xde.compression import NONE
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.model.layout import Blueprint
-from w5xde.messages import CANARY_BODY_BYTES_MAX, ENTRIES_MAX, Loan, Message, Params, Work
+from w5xde.learn.rounds.columns import Columns
+from w5xde.message_types import CANARY_BODY_BYTES_MAX, ENTRIES_MAX
+from w5xde.messages import Difference, Loan, Message, Params, Work
 from w5xde.protocol.wire import Body, Limits
+from w5xde.specs.round_lengths import ROUND_STEPS_MAX
 
 _MIB = 1024 * 1024
 # A Welcome says for each entry of the deepest model four fields, two sizes and four numbers of a fill, in two
@@ -62,9 +67,12 @@ class Discard:
 class NodeLimits:
     """What one node accepts on one connection."""
 
-    def __init__(self, blueprint: Blueprint, memory_bytes: int, sample_bytes: int = 0) -> None:
-        """`sample_bytes`: what a sample takes that arrives as a number."""
+    def __init__(
+        self, blueprint: Blueprint, memory_bytes: int, sample_bytes: int = 0, columns: Columns | None = None
+    ) -> None:
+        """`sample_bytes`: what a sample takes that arrives as a number. `columns`: this is rounds mode."""
         self._blueprint = blueprint
+        self._columns = columns
         self._sample_bytes = sample_bytes
         self._work_bytes_max = max(WORK_BYTES_LEAST, int(memory_bytes * MEMORY_PART))
         self._waiting = self._waiting_bytes = self._discarded_in_a_row = 0
@@ -73,7 +81,7 @@ class NodeLimits:
 
     def check_size(self, message: Message, body_bytes: int) -> None:
         """Raise before a body is received, if no message that this node accepts is so large."""
-        if isinstance(message, Params):
+        if isinstance(message, Params | Difference):
             self._check_params(message, body_bytes)
         elif not self.fits(message, body_bytes) and not (isinstance(message, Work) and _batches(message) > 1):
             count = self._bytes_of(message, body_bytes)
@@ -84,7 +92,8 @@ class NodeLimits:
 
     def fits(self, message: Message, body_bytes: int) -> bool:
         """Whether this node can hold a body; if not, it must discard it, and ask for less by dropping it."""
-        return isinstance(message, Params) or self._bytes_of(message, body_bytes) <= self._work_bytes_max
+        is_bounded = isinstance(message, Params | Difference)
+        return is_bounded or self._bytes_of(message, body_bytes) <= self._work_bytes_max
 
     def _bytes_of(self, message: Message, body_bytes: int) -> int:
         """The bytes of a message, with those of samples that are not in its body but in our cache."""
@@ -93,10 +102,10 @@ class NodeLimits:
         listed = [batch.samples for loan in message.loans for batch in loan.batches if batch.listed]
         return body_bytes + self._sample_bytes * sum(listed)
 
-    def take(self, message: Params | Work, body: Body) -> Body:
+    def take(self, message: Params | Difference | Work, body: Body) -> Body:
         """Count a message as waiting until `done`; returns its body, or DISCARDED if it does not fit."""
         self.check_size(message, len(body))
-        if isinstance(message, Work) and not all(map(_makes_sense, message.loans)):
+        if isinstance(message, Work) and not self._makes_sense(message):
             raise RemoteProtocolError(
                 "work that makes no sense: its batches are not those it names", code="W5-120"
             )
@@ -116,16 +125,31 @@ class NodeLimits:
             raise RemoteProtocolError("batches that do not fit are sent again and again", code="W5-121")
         return body
 
-    def done(self, message: Params | Work, body_bytes: int) -> None:
+    def done(self, message: Params | Difference | Work, body_bytes: int) -> None:
         # A message that came on an earlier connection is not counted here.
         self._waiting = max(0, self._waiting - 1)
         if isinstance(message, Work):
             self._waiting_bytes = max(0, self._waiting_bytes - body_bytes)
 
-    def _check_params(self, params: Params, body_bytes: int) -> None:
+    def _makes_sense(self, work: Work) -> bool:
+        if self._columns is None:
+            return work.inner is None and all(map(_is_possible, work.loans))
+        inner, groups = work.inner, self._columns.groups
+        if inner is None or not all(_is_column(loan, len(inner.rates)) for loan in work.loans):
+            return False
+        rows = [*inner.rates, *inner.momenta, *([inner.moved] if inner.moved else [])]
+        is_even = all(len(row) == groups for row in rows) and len(inner.momenta) in (0, len(inner.rates))
+        return is_even and all(math.isfinite(number) for row in rows for number in row)
+
+    def _check_params(self, params: Params | Difference, body_bytes: int) -> None:
         blueprint = self._blueprint
-        groups = blueprint.groups if params.whole else blueprint.moving_groups
-        raw_bytes = blueprint.whole_bytes if params.whole else blueprint.moving_bytes
+        if isinstance(params, Difference):
+            if self._columns is None:
+                raise RemoteProtocolError("a difference, and this run has no rounds", code="W5-120")
+            groups, raw_bytes = self._columns.vectors.moving_groups, self._columns.vectors.moving_bytes
+        else:
+            groups = blueprint.groups if params.whole else blueprint.moving_groups
+            raw_bytes = blueprint.whole_bytes if params.whole else blueprint.moving_bytes
         try:
             most = parse(params.codec).encoded_bytes_max(raw_bytes, groups)
         except ValueError as error:
@@ -143,7 +167,14 @@ def _batches(work: Work) -> int:
     return sum(len(loan.batches) for loan in work.loans)
 
 
-def _makes_sense(loan: Loan) -> bool:
+def _is_column(loan: Loan, steps: int) -> bool:
+    """Whether a loan is a column of a round of so many steps."""
+    sizes = [batch.samples for batch in loan.batches]
+    is_place = loan.start + 1 == loan.stop <= loan.count <= BATCHES_MAX and not loan.apart
+    return is_place and 0 < len(sizes) == steps <= ROUND_STEPS_MAX and min(sizes) > 0
+
+
+def _is_possible(loan: Loan) -> bool:
     sizes = [batch.samples for batch in loan.batches]
     return (
         loan.start < loan.stop <= loan.count <= (APART_MAX if loan.apart else BATCHES_MAX)

@@ -22,7 +22,8 @@ from w5xde.learn.data.samples import (
     hashes_of,
     listed_numbers,
 )
-from w5xde.messages import MISSING_BYTES_MAX, Batch, Loan, Rules, SampleList
+from w5xde.message_types import MISSING_BYTES_MAX
+from w5xde.messages import Batch, Loan, Rules, SampleList
 from w5xde.protocol.wire import Body
 from w5xde.runtime.node.sample_cache import SampleCache
 

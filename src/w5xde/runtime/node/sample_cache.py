@@ -31,7 +31,7 @@ import numpy as np
 
 from w5xde.errors import StorageError
 from w5xde.learn.data.samples import ByteRows, Numbers, bits_of
-from w5xde.messages import DIGEST_BYTES
+from w5xde.message_types import DIGEST_BYTES
 from w5xde.runs import CACHE_VARIABLE
 from w5xde.runtime.admission.private_files import HAS_MODES, make_folder
 

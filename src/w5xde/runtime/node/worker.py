@@ -22,8 +22,9 @@ from w5xde.learn.data.payload import Unpacker
 from w5xde.learn.job.job import BatchFailed
 from w5xde.learn.job.node_setup import NodeParts
 from w5xde.learn.model.layout import Vector
+from w5xde.learn.rounds.columns import Columns
 from w5xde.learn.train.trainer import Task
-from w5xde.messages import Answer, Loan, Params, Work
+from w5xde.messages import Answer, Difference, Inner, Loan, Params, Work
 from w5xde.protocol.wire import Body
 from w5xde.runtime.node.limits import DISCARDED
 from w5xde.runtime.node.listed_batches import ListedBatches
@@ -47,6 +48,8 @@ class Computed:
     core_seconds: float = 0.0
     # Whether the node keeps the samples that came with the Work.
     stored: bool = False
+    # In rounds mode: nothing was computed, because the node's parameters are not those of the Work.
+    differs: bool = False
 
 
 class SamplesMissing(Exception):
@@ -69,13 +72,18 @@ class NodeWorker:
         self._clock = clock
         self._is_cancelled = is_cancelled
         self._blueprint = parts.trainer.blueprint
+        vectors = parts.columns.vectors if parts.columns is not None else self._blueprint
         self._choice = CodecChoice()
         setting = parts.welcome.rules.compress
         self._sender: CodecSender | None = None
-        if not is_never_encoded(setting, self._blueprint.moving_bytes):
-            self._sender = CodecSender(setting, "up", self._blueprint.moving_groups, self._choice, clock)
+        if not is_never_encoded(setting, vectors.moving_bytes):
+            self._sender = CodecSender(
+                setting, "up", vectors.moving_groups, self._choice, clock, feeds_back=parts.columns is None
+            )
         # The model's own memory, while parameters are being received into it.
         self._placed: Body | None = None
+        # In rounds mode: why the parameters are not those of the coordinator, for the node's user.
+        self.trouble = ""
         # Encoding and decoding since `take_codec_seconds` was last called.
         self._codec_seconds = 0.0
 
@@ -90,8 +98,28 @@ class NodeWorker:
             self._placed = self.parts.trainer.memory(count, whole=params.whole)
         return self._placed
 
-    def load(self, params: Params, body: Body) -> None:
-        """Load a version of the parameters into the model."""
+    def load(self, params: Params | Difference, body: Body) -> None:
+        """Load a version of the parameters into the model, or add what a round changed in them."""
+        columns = self.parts.columns
+        if isinstance(params, Difference):
+            self._follow(_require_columns(columns), params, body)
+            return
+        self._load_version(params, body)
+        if columns is not None:
+            columns.loaded(params.version)
+
+    def _follow(self, columns: Columns, message: Difference, body: Body) -> None:
+        begun = self._clock()
+        difference = columns.vectors.new_vector()
+        if len(difference.raw):
+            parse(message.codec).decode(body, difference.raw, columns.vectors.moving_groups)
+        self._codec_seconds += self._clock() - begun
+        place = message.after, message.version, message.replica
+        trouble = columns.follow(difference, *place, adds=message.adds)
+        if trouble:
+            self.trouble = trouble
+
+    def _load_version(self, params: Params, body: Body) -> None:
         if params.codec == NONE:
             self.parts.trainer.load(body, whole=params.whole, in_place=body is self._placed)
             self._placed = None
@@ -114,21 +142,25 @@ class NodeWorker:
             self._choice.link(work.link)
         if body is DISCARDED:
             return Computed([Answer(loan.lease, dropped=True) for loan in work.loans])
+        columns = self.parts.columns
+        if columns is not None and columns.version != work.version:
+            return Computed([Answer(loan.lease, dropped=True) for loan in work.loans], differs=True)
         done = Computed()
         begun, on_core = self._clock(), time.process_time()
         unpacker, cache = Unpacker(body), self.cache
         listed = ListedBatches(cache, self.parts.welcome.rules, body) if cache is not None else None
+        makes_steps = columns is not None
         tasks = [self._tasks(loan, unpacker, listed, measures=work.measures) for loan in work.loans]
         done.stored = listed is not None and listed.stored
         # Local steps change the parameters after each batch: none of these can be computed ahead.
         ahead: list[Task] = []
         for loan, some in zip(work.loans, tasks, strict=True):
-            ahead += some if isinstance(some, list) and not loan.apart else []
+            ahead += some if isinstance(some, list) and not (loan.apart or makes_steps) else []
         self.parts.trainer.compute_together(ahead)
         ahead_seconds = (self._clock() - begun) / max(1, len(tasks))
         for loan, some in zip(work.loans, tasks, strict=True):
             begun = self._clock()
-            answer, vector = self._compute(loan, some, begun - ahead_seconds, done.squares)
+            answer, vector = self._compute(loan, some, work.inner, begun - ahead_seconds, done.squares)
             done.compute_seconds += answer.seconds
             if vector is not None and (self._sender is None or loan.apart):
                 done.lent.append(vector)
@@ -144,6 +176,11 @@ class NodeWorker:
     def recycle(self, computed: Computed) -> None:
         """The vectors of these answers were sent, or will never be: their memory may be used again."""
         for vector in computed.lent:
+            self._recycle(vector)
+
+    def _recycle(self, vector: Vector) -> None:
+        # What a column gives is not laid out like a gradient.
+        if self.parts.columns is None:
             self.parts.trainer.recycle(vector)
 
     def _tasks(
@@ -170,13 +207,18 @@ class NodeWorker:
             return error
         if listed is not None and (missing := listed.take_missing(loan)):
             return SamplesMissing(missing)
-        if loan.apart:
+        if loan.apart or self.parts.columns is not None:
             return [Task(loan.epoch, _ALONE, 1, each[1], [each]) for each in batches]
         span = Span(loan.start, loan.stop)
         return [Task(loan.epoch, span, loan.count, loan.samples, batches, measures)]
 
     def _compute(
-        self, loan: Loan, tasks: list[Task] | W5xdeError | SamplesMissing, begun: float, squares: list[float]
+        self,
+        loan: Loan,
+        tasks: list[Task] | W5xdeError | SamplesMissing,
+        inner: Inner | None,
+        begun: float,
+        squares: list[float],
     ) -> tuple[Answer, Vector | None]:
         """The answer to a loan and its vector; adds the squared norms of its batches, if they are wanted."""
         if isinstance(tasks, SamplesMissing):
@@ -186,7 +228,9 @@ class NodeWorker:
         try:
             if isinstance(tasks, W5xdeError):
                 raise tasks
-            if loan.apart:
+            if inner is not None:
+                outcome = _require_columns(self.parts.columns).compute(tasks, inner)
+            elif loan.apart:
                 outcome = self.parts.local_steps.compute(tasks)
             else:
                 outcome = self.parts.trainer.compute(tasks[0])
@@ -205,7 +249,7 @@ class NodeWorker:
         if encoded.spec == NONE:
             done.lent.append(vector)
             return answer
-        self.parts.trainer.recycle(vector)
+        self._recycle(vector)
         return Answer(
             answer.lease,
             answer.loss_sum,
@@ -214,6 +258,12 @@ class NodeWorker:
             codec=encoded.spec,
             body_bytes=encoded.encoded_bytes,
         )
+
+
+def _require_columns(columns: Columns | None) -> Columns:
+    if columns is None:
+        raise RemoteProtocolError("a part of a round, and this run has no rounds", code="W5-120")
+    return columns
 
 
 def _require(listed: ListedBatches | None) -> ListedBatches:

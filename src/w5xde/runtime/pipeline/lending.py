@@ -13,9 +13,10 @@ from w5xde.control.steps.leases import Lease
 from w5xde.control.view import CoreView
 from w5xde.learn.data.payload import Packed
 from w5xde.learn.data.sources import Key
-from w5xde.messages import Batch, Cancel, Loan, Params, SampleList, Work
+from w5xde.learn.rounds.replica import Replica
+from w5xde.messages import Batch, Cancel, Inner, Loan, SampleList, Work
 from w5xde.runtime.pipeline.peer import Peer, SentParams, SentWork
-from w5xde.runtime.pipeline.ports import Ports, Snapshot
+from w5xde.runtime.pipeline.ports import ParameterFrame, Ports, Snapshot
 from w5xde.runtime.telemetry.meters import Meters
 
 PackedBatches = dict[Key, Packed]
@@ -61,7 +62,7 @@ class Lending:
         return [
             key
             for lease in leases
-            for key in lease.step.keys[lease.span.start : lease.span.stop]
+            for key in lease.step.keys_of(lease.span)
             if samples is None or lease.id in self._to_verify or samples.needs_reading(peer, key)
         ]
 
@@ -78,7 +79,10 @@ class Lending:
         """
         before = SentParams(self._view.version - 1)
         for peer in self._ports.peers:
-            peer.params = peer.params_asked = min(peer.params, before)
+            if self._view.plan.rounds is None:
+                peer.params = min(peer.params, before)
+            # In rounds mode nothing is shared, and a replica that a node has stays good.
+            peer.params_asked = peer.params
 
     def _send_parameters(self, peer: Peer, leases: list[Lease], found: PackedBatches) -> None:
         tasks, parameters = self._ports.tasks, self._ports.model.parameters
@@ -88,73 +92,88 @@ class Lending:
         asked = peer.params_asked
         if asked.version >= version and asked.ahead == ahead and not is_chosen:
             # The work waits its turn all the same, so that it never overtakes its parameters.
-            tasks.call(lambda: None, lambda _: self._send_work(peer, leases, found))
+            tasks.call(
+                lambda: parameters.inner(leases[0].step.steps),
+                lambda inner: self._send_work(peer, leases, found, inner),
+            )
             return
         whole = asked.version < 0
         peer.params_asked = SentParams(max(asked.version, version), ahead)
 
-        def make() -> tuple[Snapshot, memoryview | None]:
+        def make() -> tuple[Snapshot, Replica | None, Inner | None]:
             # An answer is verified on the very parameters that the node has.
-            kept = parameters.whole_copy(ahead) if is_chosen else None
-            return parameters.get(peer, whole=whole, ahead=ahead), kept
+            kept = parameters.kept_copy(ahead) if is_chosen else None
+            snapshot = parameters.get(peer, whole=whole, ahead=ahead)
+            return snapshot, kept, parameters.inner(leases[0].step.steps)
 
-        def send(made: tuple[Snapshot, memoryview | None]) -> None:
-            snapshot, kept = made
+        def send(made: tuple[Snapshot, Replica | None, Inner | None]) -> None:
+            snapshot, kept, inner = made
             params = SentParams(snapshot.version, ahead)
             if peer.params != params:
+                # Another snapshot may have been sent since this one was made.
+                before = peer.params
+                is_looking_ahead = ahead != before.ahead
+                new = [f for f in snapshot.frames if f.message.version > before.version or is_looking_ahead]
                 peer.params = params
                 if params.version > peer.params_asked.version:
                     peer.params_asked = params
-                self._meters.node(peer.name).moved_vectors(snapshot.raw_bytes, snapshot.encoded_bytes)
-                message = Params(params.version, whole, snapshot.codec)
-                peer.connection.send(message, snapshot.pieces, snapshot.sent, hold=True)
+                self._send_frames(peer, new, snapshot)
             elif snapshot.sent is not None:
                 snapshot.sent()
             if kept is not None:
                 self._ports.verifier.keep(params, kept)
-            self._send_work(peer, leases, found)
+            self._send_work(peer, leases, found, inner)
 
         tasks.call(make, send)
 
-    def _send_work(self, peer: Peer, leases: list[Lease], found: PackedBatches) -> None:
+    def _send_frames(self, peer: Peer, frames: list[ParameterFrame], snapshot: Snapshot) -> None:
+        meter, last = self._meters.node(peer.name), len(frames) - 1
+        if not frames and snapshot.sent is not None:
+            snapshot.sent()
+        for number, frame in enumerate(frames):
+            meter.moved_vectors(snapshot.raw_bytes, frame.encoded_bytes)
+            sent = snapshot.sent if number == last else None
+            peer.connection.send(frame.message, frame.pieces, sent, hold=True)
+
+    def _send_work(self, peer: Peer, leases: list[Lease], found: PackedBatches, inner: Inner | None) -> None:
         # Reading the batches may have taken time: a lease that ended meanwhile is not sent.
         wanted = [lease for lease in leases if self._view.lease(lease.id) is not None]
         if wanted and not peer.is_gone:
-            self._send_wanted(peer, wanted, found)
+            self._send_wanted(peer, wanted, found, inner)
         self._to_verify.difference_update(lease.id for lease in leases)
         # Last: the core may lend at once, and other parameters must not come between these and their work.
         for lease in leases:
             if lease not in wanted:
                 self._dispatch(ev.Dropped(peer.name, lease.id))
 
-    def _send_wanted(self, peer: Peer, wanted: list[Lease], found: PackedBatches) -> None:
+    def _send_wanted(
+        self, peer: Peer, wanted: list[Lease], found: PackedBatches, inner: Inner | None
+    ) -> None:
         samples = self._ports.samples if peer.samples is not None else None
         pieces: list[memoryview] = []
         loans = []
         listed: dict[int, list[tuple[int, SampleList | None]]] = {}
         at = 0
         for lease in wanted:
-            step, (start, stop) = lease.step, lease.span
+            step, keys = lease.step, lease.step.keys_of(lease.span)
             batches = []
-            for position in range(start, stop):
-                key = (step.epoch, step.first + position)
+            for key in keys:
                 packed = samples.as_sent(peer, key, found.get(key)) if samples is not None else found[key]
                 batches.append(Batch(key[1], packed.samples, at, packed.item, packed.listed))
                 pieces += packed.pieces
                 at += packed.body_bytes
             if lease.id in self._to_verify:
-                self._ports.verifier.sent(peer.params, lease, [found[key] for key in step.keys[start:stop]])
-            place = (step.epoch, start, stop, step.count, step.samples)
+                self._ports.verifier.sent(peer.params, lease, [found[key] for key in keys], inner)
+            place = (step.epoch, *lease.span, step.count, step.samples)
             loans.append(Loan(lease.id, *place, batches, step.apart))
             if samples is not None:
                 listed[lease.id] = [(batch.samples, batch.listed) for batch in batches]
-        batch_count = sum([lease.span.count for lease in wanted])
+        batch_count = sum([lease.batches for lease in wanted])
         self._ports.peers.allow_vectors(peer, len(wanted))
         leases = [lease.id for lease in wanted]
         peer.works.append(SentWork(leases, batch_count, self._ports.clock(), listed))
         measures = any(self._meters.noise.wants(lease.step) for lease in wanted)
         before = peer.connection.bytes_sent
-        peer.connection.send(
-            Work(peer.params.version, loans, peer.connection.reported_link, measures), pieces
-        )
+        work = Work(peer.params.version, loans, peer.connection.reported_link, measures, inner)
+        peer.connection.send(work, pieces)
         self._meters.sent_data(loans[0].epoch, peer.connection.bytes_sent - before)

@@ -73,6 +73,7 @@ class SentParams(NamedTuple):
 
 
 NOTHING_SENT = SentParams(-1)
+NO_REPLICA = (-1, b"")
 
 
 class AnnouncedCache(NamedTuple):
@@ -106,6 +107,12 @@ class Peer:
     # The parameters that it was last sent, and the newest that were asked for it.
     params: SentParams = NOTHING_SENT
     params_asked: SentParams = NOTHING_SENT
+    # In rounds mode, the version of the parameters with which it came back, and their hash; -1: it had none.
+    # And how often it said that its parameters are not those that it should have; and how many of `works` were
+    # sent before it said so.
+    replica: tuple[int, bytes] = NO_REPLICA
+    replicas_lost: int = 0
+    works_forgiven: int = 0
     # Answers come in the order of these.
     works: deque[SentWork] = field(default_factory=deque)
     answered_at: float = 0.0

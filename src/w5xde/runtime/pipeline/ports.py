@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, Protocol
 from w5xde.control.steps.leases import Lease
 from w5xde.learn.data.payload import Packed
 from w5xde.learn.data.sources import Key
+from w5xde.learn.rounds.replica import Replica
 from w5xde.learn.step.incoming import Checked, IncomingVector
 from w5xde.learn.step.sums import Contribution, StepSums, Total
-from w5xde.messages import Update
+from w5xde.messages import Difference, Inner, Params, Update
 from w5xde.runtime.pipeline.peer import Peer, SentParams, SentWork
 
 
@@ -37,6 +38,9 @@ class PeerTable(Protocol):
 
     def evict(self, peer: Peer, reason: str, *, abruptly: bool = False) -> None:
         """Close the connection of a peer that broke the rules."""
+
+    def note_replica(self, peer: Peer) -> None:
+        """Log that the parameters of this peer went wrong, and that it gets them anew."""
 
 
 class Batches(Protocol):
@@ -92,14 +96,24 @@ class Reader(Protocol):
     ) -> list[Checked]: ...
 
 
+class ParameterFrame(NamedTuple):
+    """A message with parameters, or with what a round changed in them; and its body."""
+
+    message: Params | Difference
+    pieces: list[memoryview]
+
+    @property
+    def encoded_bytes(self) -> int:
+        return sum(map(len, self.pieces))
+
+
 class Snapshot(NamedTuple):
-    """The parameters of one version as they travel; the pieces do not change until `sent` is called."""
+    """What brings a peer to one version; the frames do not change until `sent` is called."""
 
     version: int
-    codec: str
-    pieces: list[memoryview]
+    frames: list[ParameterFrame]
+    # The bytes of a vector that is not encoded.
     raw_bytes: int
-    encoded_bytes: int
     sent: Callable[[], None] | None = None
 
 
@@ -109,17 +123,20 @@ class Parameters(Protocol):
     def get(self, peer: Peer, *, whole: bool, ahead: float) -> Snapshot:
         """The newest version; its trained parameters look `ahead` by so many updates."""
 
-    def whole_copy(self, ahead: float) -> memoryview:
-        """Every parameter and buffer of that, as bytes that do not change."""
+    def kept_copy(self, ahead: float) -> Replica:
+        """All that a lease on that version is computed from, in memory that does not change."""
+
+    def inner(self, steps: int) -> Inner | None:
+        """How nodes make the steps of the round that begins with it; None: this is not rounds mode."""
 
 
 class Verifier(Protocol):
     """Computes leases a second time, with `--verify`."""
 
-    def keep(self, sent: SentParams, params: memoryview) -> None:
+    def keep(self, sent: SentParams, params: Replica) -> None:
         """Keep these parameters: leases that will be verified are about to be sent with them."""
 
-    def sent(self, sent: SentParams, lease: Lease, batches: list[Packed]) -> None:
+    def sent(self, sent: SentParams, lease: Lease, batches: list[Packed], inner: Inner | None) -> None:
         """A lease that will be verified was sent, with parameters that are kept."""
 
     def verify(self, lease: Lease, given: Contribution) -> None:

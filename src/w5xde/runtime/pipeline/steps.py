@@ -80,7 +80,7 @@ class Steps:
 
     def set_aside(self, effect: ev.SetAside) -> None:
         self._decided.append((effect, None))
-        self._ports.batches.release(effect.plan.keys[effect.span.start : effect.span.stop])
+        self._ports.batches.release(effect.plan.keys_of(effect.span))
 
     def reopen(self, effect: ev.Reopen) -> None:
         self._decided.append((effect, None))

@@ -27,7 +27,7 @@ from w5xde.learn.step.incoming import Checked, IncomingVector
 from w5xde.learn.step.sums import Contribution
 from w5xde.messages import Answer, Rejected, Update
 from w5xde.protocol.wire import Body
-from w5xde.runtime.pipeline.peer import Peer, SentWork
+from w5xde.runtime.pipeline.peer import NO_REPLICA, NOTHING_SENT, Peer, SentWork
 from w5xde.runtime.pipeline.ports import Ports
 from w5xde.runtime.telemetry.meters import Meters, sane_seconds
 
@@ -35,6 +35,9 @@ from w5xde.runtime.telemetry.meters import Meters, sane_seconds
 LOSS_MAX = 1e30
 # All large updates that arrive at a time fit into this part of the memory that was free at the start.
 ARRIVING_PART = 0.25
+
+# In rounds mode a node whose parameters went wrong gets them anew; one that always asks is broken, or lies.
+REPLICAS_LOST_MAX = 3
 
 UNFIT = "its answer does not fit what it was lent"
 _NONE_ABSENT: frozenset[int] = frozenset()
@@ -181,14 +184,18 @@ class Updates:
         batches = peer.works[0].batches
         if self._ports.samples is not None and peer.samples is not None:
             self._ports.samples.answered(peer, peer.works[0], update)
+        if peer.works_forgiven:
+            peer.works_forgiven -= 1
+        elif update.differs and not self._forgive_replica(peer):
+            return
         timing = self._measure(peer, update)
         meter = self._meters.node(peer.name)
         meter.moved_vectors(len(given) * self._reader.vector_bytes, sum(lengths))
         if all(answer.dropped for answer in update.answers):
-            # A node that drops a whole message may have no memory for it, unless it misses samples.
-            is_missing = any(answer.missing for answer in update.answers)
+            # A node that drops a whole message may have no memory for it, unless it lacks something else.
+            is_lacking = update.differs or any(answer.missing for answer in update.answers)
             for answer in update.answers:
-                self._dispatch(ev.Dropped(peer.name, answer.lease, 0 if is_missing else batches))
+                self._dispatch(ev.Dropped(peer.name, answer.lease, 0 if is_lacking else batches))
         elif place is not None:
             self._checked(peer.name, update, place, timing)
         else:
@@ -197,6 +204,19 @@ class Updates:
             self._check(peer, update, read, timing)
         if upload is not None:
             self._end_upload(peer)
+
+    def _forgive_replica(self, peer: Peer) -> bool:
+        """Send the peer all parameters with its next lease; False if it has asked for that too often."""
+        peer.params = peer.params_asked = NOTHING_SENT
+        peer.replica = NO_REPLICA
+        # What was sent to it already comes back for the same reason.
+        peer.works_forgiven = len(peer.works) - 1
+        peer.replicas_lost += 1
+        if peer.replicas_lost > REPLICAS_LOST_MAX:
+            self._refuse(peer, "its parameters differ from ours again and again")
+            return False
+        self._ports.peers.note_replica(peer)
+        return True
 
     def _given(self, peer: Peer, update: Update) -> list[Answer] | None:
         """The answers that have a vector in the body; None: they do not fit what the peer was lent."""
@@ -299,7 +319,7 @@ class Updates:
     def _squares_of(self, update: Update) -> dict[int, tuple[float, ...]]:
         """The squared norms of each lease's batches; none if they do not fit: they are for advice alone."""
         leases = [self._view.lease(answer.lease) for answer in update.answers]
-        counts = [lease.span.count if lease is not None else 0 for lease in leases]
+        counts = [lease.batches if lease is not None else 0 for lease in leases]
         if 0 in counts or sum(counts) != len(update.squares):
             return {}
         squares = iter(update.squares)

@@ -84,7 +84,7 @@ class GradientNoise:
         """The measurement for a run with these settings."""
         unknown = ""
         if settings.mode != "sync":
-            unknown = "not measured in async mode, where each node works on steps of its own"
+            unknown = f"not measured in {settings.mode} mode, where each node works on steps of its own"
         elif settings.robust != "off":
             unknown = "not measured with --robust, whose mean is not that of all batches"
         elif settings.step_batches == 1:

@@ -18,6 +18,7 @@ from w5xde.control.steps.cut import Aside, Progress
 from w5xde.runtime.durable.resume import KeptMeters, KeptNode, Restored
 from w5xde.runtime.telemetry.gradient_noise import GradientNoise
 from w5xde.runtime.telemetry.status import NodeStatus, RunStatus
+from w5xde.tree import Span
 
 # Rates are means over this long: short enough to follow a change, long enough not to jitter.
 RECENT_SECONDS = 3.0
@@ -163,8 +164,8 @@ class Meters:
         """Count each node's share of a step when it is decided; with `times=-1`, when it is undone."""
         for start, stop, node, _ in step.shares:
             meter = self.node(node)
-            meter.batches += times * (stop - start)
-            meter.samples += times * sum(step.plan.sizes[start:stop])
+            meter.batches += times * (stop - start) * step.plan.leaf_batches
+            meter.samples += times * step.plan.samples_of(Span(start, stop))
 
     def kept(self) -> dict[str, Any]:
         """What a checkpoint keeps of the meters."""
@@ -197,7 +198,8 @@ class Meters:
             self.nodes[node.name] = NodeMeter(**msgspec.structs.asdict(node))
         for replayed in restored.replayed:
             self.shared(replayed.step)
-            self.stepped(replayed.loss_sum / replayed.step.samples)
+            for _ in range(replayed.step.steps):
+                self.stepped(replayed.loss_sum / replayed.step.samples)
         for meter in self.nodes.values():
             meter.state = "gone"
 

@@ -1,0 +1,189 @@
+"""The hand-over: how the state of an optimizer goes from one round to the next, though no node keeps it.
+
+A column of a round may be computed by any node, so that all it starts from must be known to all nodes. Each
+column therefore returns a summary of its optimizer's state, the summaries are averaged, and the next round
+starts from their mean:
+
+    none       SGD without momentum has no state
+    movement   SGD: the momentum is the last movement of the parameters, divided by the sum of its rates
+    factored   Adam, AdamW: of the second moments the mean of each row and of each column of a matrix; the
+               first moment follows from the last movement, as for SGD
+    mean:a,b   every other optimizer of torch: its tensors themselves, which costs as much as the parameters
+
+Starting each round with an optimizer that has made no step needs twice the samples (docs/findings.md). Knows
+no nodes and no codecs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Optimizer, RAdam, RMSprop
+
+from w5xde.errors import JobError
+from w5xde.learn.model.layout import Blueprint
+from w5xde.messages import CARRIED, Entry, Inner, Layout
+
+NONE, MOVEMENT, FACTORED, MEAN = "none", "movement", "factored", "mean"
+# Their state is one tensor like the parameter for each name, and a counter of steps.
+_AVERAGED = (Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax, RAdam)
+_STEP = "step"
+
+
+def choose_hand_over(optimizer: Optimizer, stepped: Optimizer | None) -> str:
+    """How to hand the state of this optimizer over; JobError if that is not possible.
+
+    `stepped` is another optimizer of the same job that has made a step, so that its state shows its names.
+    """
+    kind, groups = type(optimizer), optimizer.param_groups
+    if kind is SGD:
+        return MOVEMENT if any(group["momentum"] for group in groups) else NONE
+    if kind in (Adam, AdamW) and not any(group["amsgrad"] for group in groups):
+        return FACTORED
+    if kind in _AVERAGED and stepped is not None:
+        names = {name for state in stepped.state.values() for name in state if name != _STEP}
+        return f"{MEAN}:{','.join(sorted(names))}"
+    known = ", ".join(["SGD", *(each.__name__ for each in _AVERAGED)])
+    raise JobError(
+        f"rounds cannot hand the state of {kind.__name__} over from one round to the next",
+        code="W5-235",
+        why=f"any node may continue where another one stopped; that is known of torch's {known}",
+        fix="use one of these, or --mode sync",
+    )
+
+
+class HandOver:
+    """Summarizes the state of an optimizer, and makes a state from the mean of such summaries."""
+
+    def __init__(self, spec: str, layout: Layout) -> None:
+        """`layout` is that of the model. ValueError if the spec is unknown."""
+        kind, _, names = spec.partition(":")
+        if kind not in (NONE, MOVEMENT, FACTORED, MEAN) or bool(names) != (kind == MEAN):
+            raise ValueError(f"no hand-over is called {spec!r}")
+        self.spec = spec
+        self._kind = kind
+        self._names = names.split(",") if names else []
+        trained = [entry for entry in layout.entries if entry.role == "trained"]
+        carried = [each for entry in trained for each in self._carried(entry)]
+        # What updates are made of: the entries of the model, and the statistics that they carry.
+        self.vectors = Blueprint(Layout([*layout.entries, *carried]))
+        first = len(layout.entries)
+        self._entries = range(first, first + len(carried))
+
+    def _carried(self, entry: Entry) -> list[Entry]:
+        """The statistics of a trained parameter that updates carry."""
+        if self._kind == MEAN:
+            return [Entry(f"{entry.name}/{name}", "float32", entry.shape, CARRIED) for name in self._names]
+        if self._kind != FACTORED:
+            return []
+        if _is_factored(entry.shape):
+            rows, columns = entry.shape[0], math.prod(entry.shape[1:])
+            return [
+                Entry(f"{entry.name}/rows", "float32", (rows,), CARRIED),
+                Entry(f"{entry.name}/columns", "float32", (columns,), CARRIED),
+            ]
+        return [Entry(f"{entry.name}/all", "float32", entry.shape, CARRIED)]
+
+    def _of(self, parameters: Sequence[Tensor], raw: Tensor) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        """Each trained parameter, in the order of the layout, and its statistics in the bytes of a vector."""
+        found = iter(self.vectors.entries_in(raw, self._entries))
+        for parameter in parameters:
+            if self._kind == MEAN:
+                yield parameter, [next(found) for _ in self._names]
+            elif self._kind == FACTORED:
+                yield parameter, [next(found) for _ in range(1 + _is_factored(parameter.shape))]
+            else:
+                yield parameter, []
+
+    # --- after a column ---------------------------------------------------------------------------
+
+    def summarize(self, optimizer: Optimizer, parameters: Sequence[Tensor], raw: Tensor) -> None:
+        """Write the statistics of the optimizer's state into the bytes of a vector."""
+        for parameter, statistics in self._of(parameters, raw):
+            state = optimizer.state.get(parameter, {})
+            if self._kind == MEAN:
+                for name, into in zip(self._names, statistics, strict=True):
+                    kept = state.get(name)
+                    into.copy_(kept) if isinstance(kept, Tensor) else into.zero_()
+            elif self._kind == FACTORED:
+                second = state.get("exp_avg_sq")
+                if second is None:
+                    for into in statistics:
+                        into.zero_()
+                elif len(statistics) == 2:
+                    matrix = second.reshape(second.shape[0], -1)
+                    statistics[0].copy_(matrix.mean(1))
+                    statistics[1].copy_(matrix.mean(0))
+                else:
+                    statistics[0].copy_(second)
+
+    # --- before a column --------------------------------------------------------------------------
+
+    def restore(
+        self, optimizer: Optimizer, parameters: Sequence[Tensor], last: Tensor | None, inner: Inner
+    ) -> None:
+        """Give an optimizer that has made no step the state in which a column starts.
+
+        `last` has the bytes of the vector that the round before sent: its movement and the mean of its
+        statistics. None: there was none, and the optimizer stays as it is.
+        """
+        if last is None:
+            return
+        moved = self._moved(optimizer, inner)
+        movements = self.vectors.entries_in(last, self.vectors.trained)
+        for (parameter, statistics), movement in zip(self._of(parameters, last), movements, strict=True):
+            found = moved.get(parameter)
+            if found is None:
+                continue  # the job does not give it to the optimizer
+            group, rate = found
+            # The parameters went down, so the movement has the sign opposite to the momentum's.
+            step = movement.to(parameter.dtype).div(-rate) if rate else torch.zeros_like(parameter)
+            state = self._state(group, parameter, statistics, step, inner.step)
+            if state:
+                optimizer.state[parameter] = state
+
+    def _moved(self, optimizer: Optimizer, inner: Inner) -> dict[Tensor, tuple[dict[str, Any], float]]:
+        """The group of each parameter, and the sum of the rates with which it moved in the round before."""
+        return {
+            parameter: (group, rate)
+            for group, rate in zip(optimizer.param_groups, inner.moved, strict=True)
+            for parameter in group["params"]
+        }
+
+    def _state(
+        self, group: dict[str, Any], parameter: Tensor, statistics: list[Tensor], step: Tensor, count: int
+    ) -> dict[str, Any]:
+        """The state of one parameter; empty: it stays as it is. `step`: its mean step, per unit of rate."""
+        if self._kind == MOVEMENT:
+            return {"momentum_buffer": step} if group["momentum"] else {}
+        if not statistics or not any(bool(each.any()) for each in statistics):
+            return {}  # no batch has given it a gradient
+        counter = torch.tensor(float(count), dtype=torch.float32)
+        if self._kind == MEAN:
+            kept = [each.to(parameter.dtype, copy=True) for each in statistics]
+            return {_STEP: counter, **dict(zip(self._names, kept, strict=True))}
+        second = _expanded(statistics, parameter)
+        beta1, beta2 = group["betas"]
+        # Adam divides both moments by these before it uses them.
+        first = second.div(1 - beta2**count).sqrt_().add_(group["eps"]).mul_(step).mul_(1 - beta1**count)
+        return {_STEP: counter, "exp_avg": first, "exp_avg_sq": second}
+
+
+def _is_factored(shape: Sequence[int]) -> bool:
+    """Whether rows and columns of a parameter are fewer numbers than the parameter has."""
+    return len(shape) > 1 and shape[0] + math.prod(shape[1:]) < math.prod(shape)
+
+
+def _expanded(statistics: list[Tensor], parameter: Tensor) -> Tensor:
+    """Second moments for a whole parameter, from the means of its rows and columns."""
+    if len(statistics) == 1:
+        return statistics[0].to(parameter.dtype, copy=True)
+    rows, columns = statistics
+    mean = rows.mean()
+    # Both are zero together, as means of the same numbers.
+    scaled = columns / mean if mean > 0 else torch.zeros_like(columns)
+    return torch.outer(rows, scaled).to(parameter.dtype).view(parameter.shape)

@@ -1,0 +1,215 @@
+"""Rounds, on the coordinator: the replica that all nodes have, and what each round sends them.
+
+The learner's own parameters are exact. Nodes compute on a *replica*, which follows them by differences that a
+codec rounds: what rounding left out of one difference is in the next one. Also says at which rates nodes make
+the steps of a round, by running the job's schedule ahead. Knows no nodes and no leases.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from w5xde.learn.codecs.pipeline import parse
+from w5xde.learn.model.layout import FlatModel, Vector
+from w5xde.learn.rounds.hand_over import HandOver
+from w5xde.learn.rounds.replica import Replica, follow, replica_digest
+from w5xde.messages import CARRIED, TRAINED, Difference, Inner
+
+# A node that missed more rounds than this is sent the parameters instead: they are not much larger.
+HISTORY_ROUNDS = 8
+
+
+class SentDifference(NamedTuple):
+    """What a round sends, and its bytes."""
+
+    message: Difference
+    pieces: list[memoryview]
+
+    @property
+    def encoded_bytes(self) -> int:
+        return sum(map(len, self.pieces))
+
+
+class Rounds:
+    """The replica of one learner, and the schedule of its nodes' steps. Belongs to the learner's thread."""
+
+    def __init__(
+        self, flat: FlatModel, optimizer: Optimizer, scheduler: Any, hand_over: HandOver, codec: str
+    ) -> None:
+        self._flat = flat
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._pipeline = parse(codec)
+        self.vectors = self._vectors = hand_over.vectors
+        # A factor on the job's learning rate.
+        self.rate = 1.0
+        self._replica = Vector.over(flat.moving.raw.cpu().clone(), flat.blueprint)
+        # What the last round sent: as it is packed, and as nodes unpack it. None: there was none.
+        self._packed: Tensor | None = None
+        self._last: Vector | None = None
+        # For each of the optimizer's groups, the sum of the rates of the last round.
+        self._moved: list[float] = []
+        self._history: deque[SentDifference] = deque(maxlen=HISTORY_ROUNDS)
+        self._digest = replica_digest(self._replica.raw)
+        self._inner: Inner | None = None
+
+    # --- what nodes need --------------------------------------------------------------------------
+
+    def replica(self) -> Replica:
+        """A copy of what a column of the newest version starts from."""
+        fixed = self._flat.state[self._flat.blueprint.moving_bytes :].cpu()
+        whole = torch.cat([self._replica.raw, fixed])
+        return Replica(whole.numpy().data, self._last.raw if self._last is not None else None)
+
+    @property
+    def last_sent(self) -> SentDifference | None:
+        """What the last round sent, for nodes that were just sent the replica; None: there was none."""
+        if self._last is None:
+            return None
+        message, pieces = self._history[-1]
+        kept = Difference(message.after, message.version, message.codec, message.replica, adds=False)
+        return SentDifference(kept, pieces)
+
+    def since(self, version: int, digest: bytes, newest: int) -> list[SentDifference] | None:
+        """What a replica of this version lacks of the newest one; None: too much, or it is no such replica.
+
+        A digest that is empty is not compared.
+        """
+        if version == newest:
+            return [] if digest in (b"", self._digest) else None
+        places = [i for i, sent in enumerate(self._history) if sent.message.after == version]
+        if not places:
+            return None
+        before = self._history[places[0] - 1] if places[0] else None
+        if digest and (before is None or before.message.replica != digest):
+            return None
+        return [self._history[i] for i in range(places[0], len(self._history))]
+
+    def inner(self, version: int, steps: int) -> Inner:
+        """How nodes make the steps of the round that begins after `version` steps."""
+        if self._inner is None or (self._inner.step, len(self._inner.rates)) != (version, steps):
+            with _schedule_restored(self._optimizer, self._scheduler):
+                rates, momenta = self._run_schedule(steps)
+            # Only schedules change momenta; the others are those of the job's optimizer.
+            self._inner = Inner(version, rates, [] if self._scheduler is None else momenta, self._moved)
+        return self._inner
+
+    def _run_schedule(self, steps: int) -> tuple[list[list[float]], list[list[float]]]:
+        rates, momenta = [], []
+        for _ in range(steps):
+            groups = self._optimizer.param_groups
+            rates.append([self.rate * float(group["lr"]) for group in groups])
+            momenta.append([_momentum(group) for group in groups])
+            self._step_schedule()
+        return rates, momenta
+
+    def _step_schedule(self) -> None:
+        if self._scheduler is not None:
+            with warnings.catch_warnings():
+                # Schedules warn if their optimizer makes no steps: here nodes make them.
+                warnings.simplefilter("ignore", UserWarning)
+                self._scheduler.step()
+
+    # --- a round ----------------------------------------------------------------------------------
+
+    def advance(self, mean: Vector, version: int, steps: int) -> None:
+        """The learner's parameters have moved by a round that began after `version` steps.
+
+        `mean` is the mean of its columns. Moves the replica and the schedule on.
+        """
+        inner = self.inner(version, steps)
+        self._moved = [sum(rates) for rates in zip(*inner.rates, strict=True)]
+        for _ in range(steps):
+            self._step_schedule()
+        change = self._vectors.new_vector()
+        model = zip(self._flat.moving.parts, self._replica.parts, strict=True)
+        for group, part, carried in zip(self._vectors.moving_groups, change.parts, mean.parts, strict=True):
+            if group.role == CARRIED:
+                part.copy_(carried)
+                continue
+            exact, known = next(model)
+            if group.role == TRAINED:
+                torch.sub(exact.cpu(), known, out=part)
+            else:
+                part.copy_(exact)
+        self._send(change, version, version + steps)
+
+    def _send(self, change: Vector, after: int, version: int) -> None:
+        self._packed = self._pipeline.pack(change.raw, self._vectors.moving_groups)
+        self._last = self._unpacked(self._packed)
+        follow(self._replica, self._last, self._vectors)
+        self._digest = replica_digest(self._replica.raw)
+        self._keep(self._packed, after, version)
+
+    def _unpacked(self, packed: Tensor) -> Vector:
+        received = self._vectors.new_vector()
+        self._pipeline.unpack(packed, received.raw, self._vectors.moving_groups)
+        return received
+
+    def _keep(self, packed: Tensor, after: int, version: int) -> None:
+        message = Difference(after, version, self._pipeline.spec, self._digest)
+        pieces = self._pipeline.compress(packed, self._vectors.moving_groups)
+        self._history.append(SentDifference(message, pieces))
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides the learner's own state."""
+        return {
+            "replica": self._replica.raw,
+            # As packed: packing what was unpacked may round differently.
+            "packed": self._packed,
+            "after": self._history[-1].message.after if self._packed is not None else 0,
+            "moved": list(self._moved),
+        }
+
+    def load_state(self, state: dict[str, Any], version: int) -> None:
+        """Continue from a checkpoint; ValueError if its tensors have other sizes than ours."""
+        replica, packed = state["replica"], state["packed"]
+        ours = self._replica.raw
+        if (replica.shape, replica.dtype) != (ours.shape, ours.dtype):
+            raise ValueError("a replica that is not one of this model")
+        self._replica = Vector.over(replica.clone(), self._flat.blueprint)
+        self._digest = replica_digest(self._replica.raw)
+        self._moved = [float(rate) for rate in state["moved"]]
+        self._packed = self._last = self._inner = None
+        self._history.clear()
+        if packed is not None:
+            expected = self._pipeline.pack(self._vectors.new_vector().raw, self._vectors.moving_groups)
+            if (packed.shape, packed.dtype) != (expected.shape, expected.dtype):
+                raise ValueError("what the last round sent is not of this model, or of another codec")
+            self._packed = packed.clone()
+            self._last = self._unpacked(self._packed)
+            self._keep(self._packed, int(state["after"]), version)
+
+
+def _momentum(group: dict[str, Any]) -> float:
+    found = group["betas"][0] if "betas" in group else group.get("momentum", 0.0)
+    return float(found)
+
+
+@contextmanager
+def _schedule_restored(optimizer: Optimizer, scheduler: Any) -> Iterator[None]:
+    """Let a schedule run ahead, and go back to where it was."""
+    if scheduler is None:
+        yield
+        return
+    kept = deepcopy(scheduler.state_dict())
+    groups = [
+        {key: value for key, value in each.items() if key != "params"} for each in optimizer.param_groups
+    ]
+    try:
+        yield
+    finally:
+        scheduler.load_state_dict(kept)
+        for group, before in zip(optimizer.param_groups, groups, strict=True):
+            group.update(before)
