@@ -176,6 +176,9 @@ def _run_prepared(
         run_folder.discard()
         raise
     layout = prepared.learner.flat.blueprint.layout
+    # As used now: a later version may have another default.
+    rate = {"round_rate": prepared.rounds.rate} if prepared.rounds is not None else {}
+    run_folder.facts["settings"] |= rate
     run_folder.facts.update(
         {
             "job": named.reference,

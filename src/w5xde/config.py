@@ -11,10 +11,17 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from msgspec import Meta, Struct
 
-from w5xde.compression import AUTO, AUTO_LOSSY, Directions, parse_compress
+from w5xde.compression import Directions, parse_compress
 from w5xde.message_types import NODE_NAME_PATTERN
 from w5xde.specs.robust_rule import Robust, parse_robust
-from w5xde.specs.round_lengths import GROWTH_STEPS, ROUND_STEPS_MAX, RoundLengths
+from w5xde.specs.round_lengths import RoundLengths
+from w5xde.specs.round_settings import (
+    ROUND_COLUMNS,
+    ROUNDS,
+    require_local_steps,
+    round_directions,
+    round_lengths,
+)
 
 # The name of a run is also the name of its folder; names of runs and nodes appear in terminals and logs.
 SHOWN_NAME = re.compile(NODE_NAME_PATTERN)
@@ -27,14 +34,6 @@ Positive = Annotated[int, Meta(ge=1)]
 # The default of sync mode does not depend on the nodes, because it decides the bits. Two batches are best for
 # up to three nodes of one speed; four or more nodes need more (docs/decisions/0017-batches-a-step.md).
 SYNC_STEP_BATCHES = 2
-# In rounds mode a step has as many batches as a round has columns, which nodes compute at the same time.
-ROUND_COLUMNS = 4
-# By default rounds grow up to so many steps, and their nodes step with so many times the job's rate: measured
-# (docs/findings.md, "Rounds").
-ROUND_STEPS_USUAL = 20
-ROUND_RATE = 1.5
-# The codec of both directions in rounds mode, if the user names none.
-ROUND_CODEC = "q4 | zstd:1"
 
 
 def parse_every(text: str) -> tuple[float | None, int | None]:
@@ -95,15 +94,15 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int | str | None,
         Meta(
             description="steps that a node makes before it talks. rounds: grow (default: 2 at first, one more"
-            " every 50 steps, up to 20), a number (constant), auto (grow up to what the link needs, measured"
+            " every 50 steps, up to 50), a number (constant), auto (grow up to what the link needs, measured"
             " at the start), @RUN (as in that run). async: on (default: tiny models only) or off"
         ),
     ] = None
     round_rate: Annotated[
         float | None,
         Meta(
-            description="rounds: a factor on the job's learning rate, because nodes make each step with one"
-            " batch (default: 1.5)"
+            description="rounds: a factor on the job's learning rate, because the steps of several nodes are"
+            " averaged (default: 2 for Adam and AdamW, else 1)"
         ),
     ] = None
     clip_norm: Annotated[float | None, Meta(description="clip the gradient of a step to this norm")] = None
@@ -271,9 +270,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 " step has one batch: use mode sync, or set the rate in the job"
             )
         self._require_robust()
-        self._require_local_steps()
+        require_local_steps(self.mode, self._local_steps, self.round_rate)
         parse_every(self.checkpoint_every)
-        self._parse_compress()
+        _ = self.directions
         if self.durability == "step" and self.checkpoint_every == "off":
             raise ValueError("durability step needs checkpoints: checkpoint-every must not be off")
 
@@ -291,35 +290,6 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 f"robust {self.robust} takes {rule.needs} nodes in a step, and batches-per-step"
                 f" {self.step_batches} is too few for them: make it {rule.needs} or more"
             )
-
-    def _require_local_steps(self) -> None:
-        said = None if self.local_steps is None else str(self.local_steps)
-        if self.round_rate is not None and not 0 < self.round_rate < float("inf"):
-            raise ValueError(f"round-rate {self.round_rate} must be a positive number")
-        if self.mode == "rounds":
-            is_number = said is not None and said.isdecimal() and 1 <= int(said) <= ROUND_STEPS_MAX
-            if not (said is None or is_number or said in ("grow", "auto") or said.startswith("@")):
-                raise ValueError(
-                    f"local-steps {said} must be grow, auto, @RUN or a number from 1 to {ROUND_STEPS_MAX}"
-                    " in mode rounds"
-                )
-        elif self.round_rate is not None:
-            raise ValueError(f"round-rate is for mode rounds, and the mode is {self.mode}")
-        elif said not in (None, "on", "off"):
-            raise ValueError(f"local-steps {said} is for mode rounds; in mode {self.mode} it is on or off")
-
-    def _parse_compress(self) -> Directions:
-        found = parse_compress(self.compress, both_ways=self.mode == "rounds")
-        if self.mode != "rounds":
-            return found
-        for spec in (found.up, found.down):
-            if spec == AUTO_LOSSY or "int8" in spec:
-                why = "chooses by the link" if spec == AUTO_LOSSY else "sends its errors later"
-                raise ValueError(
-                    f"compress {spec} {why}, so that weights would depend on which node computed what:"
-                    f" in mode rounds use auto ({ROUND_CODEC}), or other stages like bf16 or none"
-                )
-        return Directions(*(ROUND_CODEC if spec == AUTO else spec for spec in (found.up, found.down)))
 
     @property
     def robust_rule(self) -> Robust | None:
@@ -339,7 +309,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def directions(self) -> Directions:
         """The compression of each direction; in mode rounds always a spec, because it decides the bits."""
-        return self._parse_compress()
+        return round_directions(self.compress) if self.mode == ROUNDS else parse_compress(self.compress)
+
+    @property
+    def _local_steps(self) -> str | None:
+        return None if self.local_steps is None else str(self.local_steps)
 
     @property
     def steps_locally(self) -> bool:
@@ -348,22 +322,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def round_lengths(self) -> RoundLengths | None:
-        """How many steps each round has, in mode rounds.
-
-        None in other modes. With `auto`, as at first: the run finds the most that is useful.
-        """
-        if self.mode != "rounds":
-            return None
-        if str(self.local_steps).isdecimal():
-            return RoundLengths(int(self.local_steps or 0))
-        return RoundLengths(ROUND_STEPS_USUAL, GROWTH_STEPS)
-
-    @property
-    def inner_rate(self) -> float:
-        """The factor on the job's learning rate."""
-        if self.mode != "rounds":
-            return 1.0
-        return ROUND_RATE if self.round_rate is None else self.round_rate
+        """How many steps each round has, in mode rounds; with `auto`, as at first."""
+        return round_lengths(self._local_steps) if self.mode == ROUNDS else None
 
     @property
     def step_batches(self) -> int:
@@ -372,7 +332,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return self.batches_per_step
         if self.mode == "async":
             return 1
-        rule, usual = self.robust_rule, ROUND_COLUMNS if self.mode == "rounds" else SYNC_STEP_BATCHES
+        rule, usual = self.robust_rule, ROUND_COLUMNS if self.mode == ROUNDS else SYNC_STEP_BATCHES
         return usual if rule is None else max(usual, rule.needs)
 
     @property

@@ -101,15 +101,17 @@ TRAINED: Final = "trained"
 FROZEN: Final = "frozen"
 MOVING: Final = "moving"
 STILL: Final = "still"
-# Statistics of the optimizer, which updates carry in rounds mode; the model itself has no such entries.
+# Statistics of the optimizer, which updates carry in rounds mode; the model itself has no such entries. Those
+# that are never negative may be rounded to 8 bits; the others are averaged as they are.
 CARRIED: Final = "carried"
-Role: TypeAlias = Literal["trained", "frozen", "moving", "still", "carried"]
+AVERAGED: Final = "averaged"
+Role: TypeAlias = Literal["trained", "frozen", "moving", "still", "carried", "averaged"]
 
 
 class Entry(Frozen, frozen=True, array_like=True):
     """One parameter or buffer: `trained` and `frozen` are parameters, `moving` and `still` buffers.
 
-    What is `carried` is neither, and only updates in rounds mode have it.
+    What is `carried` or `averaged` is neither, and only updates in rounds mode have it.
     """
 
     name: Label
@@ -253,9 +255,9 @@ class Params(Frozen, frozen=True, tag="params"):
 class Difference(Frozen, frozen=True, tag="difference"):
     """Coordinator, in rounds mode: what the round from version `after` to `version` changed.
 
-    In the body: the change of the trained parameters, the moving buffers as they are now, and the carried
-    statistics. A node adds it to its parameters, whose hash must then be `replica`. If not `adds`, the
-    parameters that were just sent contain it already.
+    In the body: the change of the trained parameters, the moving buffers as they are now, and the statistics
+    of the round. A node adds it to its parameters, whose hash must then be `replica`. If not `adds`, the
+    parameters that were just sent contain it already, and the statistics are those of all rounds.
     """
 
     after: Count

@@ -32,14 +32,14 @@ FIXED_SETTINGS = [
     "step_batches",
     "scale_for_batch",
     "round_lengths",
-    "inner_rate",
+    "round_rate",
     "clip_norm",
     "precision",
     "seed",
     "shuffle",
     "threads",
 ]
-_SHOWN = {"step_batches": "batches_per_step", "round_lengths": "local_steps", "inner_rate": "round_rate"}
+_SHOWN = {"step_batches": "batches_per_step", "round_lengths": "local_steps"}
 # The default of sync mode when manifests had null for a number of batches in a step that was not given.
 _EARLIER_STEP_BATCHES = 8
 _SCHEMA = {name: inspect.type_info(kind) for name, kind in field_types().items()}
@@ -68,10 +68,26 @@ def resolve(
         if relevant:
             _convert({**merged, **relevant}, origin)
             merged.update(relevant)
-    settings = _convert(merged, "")
+    settings = _as_in_run(_convert(merged, ""))
     if settings.resume is None or "resume" not in wanted:
         return settings
     return _resumed(settings, {key: value for key, value in arguments.items() if value is not None})
+
+
+def _as_in_run(settings: Settings) -> Settings:
+    """Replace `local-steps @RUN` by the lengths that the rounds of that run have."""
+    said = str(settings.local_steps)
+    if not said.startswith("@"):
+        return settings
+    folder = find_run(settings.runs, said[1:])
+    lengths = read_manifest(folder).get("round_lengths")
+    if not isinstance(lengths, str):
+        raise UsageError(
+            f"run {folder.name} has no rounds, so local-steps {said} says nothing",
+            code="W5-210",
+            fix="name a run with --mode rounds, or use grow, auto or a number",
+        )
+    return msgspec.structs.replace(settings, local_steps=lengths)
 
 
 def _resumed(settings: Settings, given: dict[str, Any]) -> Settings:

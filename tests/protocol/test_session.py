@@ -13,6 +13,7 @@ from w5xde.messages import (
     Beat,
     Bye,
     Cancel,
+    Difference,
     Hello,
     Leave,
     Params,
@@ -76,7 +77,7 @@ def test_the_table_speaks_of_every_message_and_of_every_state_but_the_last():
     assert {kind for words in TABLE.values() for kind in words} == set(WORDS)
     assert {state for state, _ in TABLE} == set(STATES) - {CLOSED}
     assert {after for words in TABLE.values() for after in words.values()} == set(STATES) - {NEW}
-    assert len(ALLOWED) + len(FORBIDDEN) == 120
+    assert len(ALLOWED) + len(FORBIDDEN) == 130
 
 
 @pytest.mark.parametrize(("state", "speaker", "kind"), ALLOWED, ids=map(name, ALLOWED))
@@ -112,7 +113,7 @@ def test_what_the_table_does_not_allow_is_their_error_when_heard(state, speaker,
 def test_only_the_canary_parameters_work_and_what_comes_of_them_carry_a_body(kind):
     state, speaker, _ = next(case for case in ALLOWED if case[2] is kind)
     session = both_at(state)[OTHER[speaker]]
-    if kind in (Welcome, Ready, Params, Work, Update):
+    if kind in (Welcome, Ready, Params, Difference, Work, Update):
         assert session.hear(WORDS[kind], 1)
         assert kind in WITH_BODY
         return

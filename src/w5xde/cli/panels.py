@@ -47,8 +47,15 @@ def rates(status: RunStatus) -> str:
         f"out {bytes_text(status.sent_per_second)}/s, in {bytes_text(status.received_per_second)}/s"
         + (f", {status.compression_ratio:.2f}× smaller" if (status.compression_ratio or 1.0) > 1.005 else "")
         + (f", {status.staleness_mean:.1f} updates late" if status.mode == "async" else "")
+        + (f", {_rounds(status)}" if status.mode == "rounds" else "")
         + (f", memory {bytes_text(status.memory_pss_bytes)}" if status.memory_pss_bytes else "")
     )
+
+
+def _rounds(status: RunStatus) -> str:
+    """How seldom nodes talk."""
+    each = f", {bytes_text(status.bytes_per_sample)} a sample" if status.bytes_per_sample is not None else ""
+    return f"{status.rounds:,} rounds, now of {status.round_steps} steps{each}"
 
 
 def node_table(status: RunStatus) -> Table:
@@ -56,7 +63,7 @@ def node_table(status: RunStatus) -> Table:
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for heading in ("node", "device", "state"):
         table.add_column(heading)
-    for heading in ("batches/s", "share", "loss", "wait", "network"):
+    for heading in ("batches/s", "share", "loss", "computes", "wait", "network"):
         table.add_column(heading, justify="right")
     # Working nodes first, and not a long list of those that left.
     rows = sorted(status.nodes, key=lambda node: node.state == "gone")
@@ -65,11 +72,12 @@ def node_table(status: RunStatus) -> Table:
         style = "dim" if node.state == "gone" else ""
         table.add_row(
             plain_text(node.name), plain_text(node.device), node.state, f"{node.batches_per_second:,.1f}",
-            f"{node.share:.0%}", loss, f"{node.waiting:.0%}", f"{bytes_text(node.network_per_second)}/s",
+            f"{node.share:.0%}", loss, f"{node.computing:.0%}", f"{node.waiting:.0%}",
+            f"{bytes_text(node.network_per_second)}/s",
             style=style,
         )  # fmt: skip
     if len(rows) > NODES_SHOWN:
-        table.add_row(f"… {len(rows) - NODES_SHOWN} more", *[""] * 7)
+        table.add_row(f"… {len(rows) - NODES_SHOWN} more", *[""] * 8)
     return table
 
 

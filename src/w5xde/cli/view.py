@@ -67,7 +67,7 @@ class View(Watcher):
         status = coordinator.status()
         self.say(
             f"[bold]w5xde {w5xde.__version__}[/]  run [bold]{status.run}[/]  "
-            f"{status.mode}, {step_text(settings)}, seed {settings.seed}, "
+            f"{status.mode}, {step_text(settings, status.round_rate)}, seed {settings.seed}, "
             f"{count_text(status.parameters)} parameters",
             markup=True,
         )
@@ -337,12 +337,17 @@ _EVENT_STYLES = {
 _QUIET_EVENTS = {"epoch", "rejected", "evaluated"}
 
 
-def step_text(settings: Settings) -> str:
+def step_text(settings: Settings, round_rate: float = 1.0) -> str:
     """How many samples make a step, and how that number comes about."""
+    lengths, rounds = settings.round_lengths, ""
+    if lengths is not None:
+        steps = f"{lengths.at(0)} to {lengths.most}" if lengths.growth else f"{lengths.most}"
+        most = " (or what the link needs)" if settings.local_steps == "auto" else ""
+        rounds = f", rounds of {steps} steps{most}, learning rate × {round_rate:g}"
     if settings.step_batches == 1:
-        return f"{settings.batch_size} samples a step"
+        return f"{settings.batch_size} samples a step{rounds}"
     samples = settings.batch_size * settings.step_batches
-    return f"{settings.batch_size} × {settings.step_batches} = {samples:,} samples a step"
+    return f"{settings.batch_size} × {settings.step_batches} = {samples:,} samples a step{rounds}"
 
 
 def _reach(host: str) -> str:

@@ -69,9 +69,11 @@ class RunState:
         if self.is_finished:
             return []
         granted = self.mode.grants(candidates, self.version, now)
-        if granted and self.started_at is None:
+        if not granted:
+            return []
+        if self.started_at is None:
             self.started_at = now
-        choose, is_alone = self.verification.choose, len(self.members) == 1
+        choose, is_alone = self.verification.choose, self.members.is_alone(granted[0][0].step.leaf_batches)
         return [ev.Assign(each[0].node, each, choose(each, is_alone=is_alone)) for each in granted]
 
     def lend_to_idle(self, now: float) -> list[ev.Effect]:

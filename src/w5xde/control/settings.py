@@ -38,3 +38,5 @@ class CoreSettings:
     verify: float = 0.0
     # How many extreme values the robust mean leaves out, and so how many nodes a step needs.
     robust: Robust | None = None
+    # In rounds mode: how far rounds grow is chosen by the first of them.
+    chooses_rounds: bool = False

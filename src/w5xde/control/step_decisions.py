@@ -6,6 +6,7 @@ Knows no tensors and no clock: the learner reports what it has applied.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from w5xde.control import events as ev
 from w5xde.control.membership import Membership
@@ -13,8 +14,13 @@ from w5xde.control.pool.members import Member
 from w5xde.control.run_state import RunState
 from w5xde.control.steps.cut import Cut
 from w5xde.control.steps.open_step import OpenStep
+from w5xde.control.steps.round_choice import RoundChoice
 from w5xde.control.steps.save_schedule import SaveSchedule
+from w5xde.specs.round_lengths import RoundLengths
 from w5xde.tree import Span
+
+# The kind of the note that says how far rounds grow; the ledger and the manifest keep it.
+ROUND_LENGTHS = "round lengths"
 
 
 class StepDecisions:
@@ -25,6 +31,7 @@ class StepDecisions:
         self._membership = membership
         settings = state.settings
         self._schedule = SaveSchedule(settings.save_seconds, settings.save_steps, is_resumed=is_resumed)
+        self._round_choice = RoundChoice(state.plan, state.members, is_wanted=settings.chooses_rounds)
         # Steps that were rolled back once.
         self._rolled_back: set[int] = set()
 
@@ -43,6 +50,9 @@ class StepDecisions:
         remarks = state.tally.decide(decided)
         state.version += decided.steps
         effects += [decided, *remarks, *notes]
+        chosen = self._round_choice.decided(step, now)
+        if chosen:
+            effects.append(ev.Note(ROUND_LENGTHS, chosen, {"round_lengths": str(state.plan.rounds)}))
         for node, reason in at_fault.items():
             effects += self._membership.evict(node, reason, now)
         return effects
@@ -103,7 +113,10 @@ class StepDecisions:
         state = self._state
         undone = [work.plan for work in state.mode.open_steps] + state.plan.undone
         norms = state.norm_check.limits.state()
-        return state.tally.cut(state.version, state.plan.cursor, undone, state.seconds(now), norms)
+        cut = state.tally.cut(state.version, state.plan.cursor, undone, state.seconds(now), norms)
+        rounds = state.plan.rounds
+        # Only a choice that was made: another one may be made again.
+        return replace(cut, round_lengths=str(rounds)) if rounds and not self._round_choice.is_open else cut
 
     def resume(self, cut: Cut) -> list[ev.Effect]:
         """Continue from a cut; returns what to say of epochs that are complete."""
@@ -112,6 +125,9 @@ class StepDecisions:
         state.seconds_before = cut.seconds
         state.norm_check.limits.resume(cut.usual_norms)
         state.plan.resume(cut.cursor, cut.undone)
+        if cut.round_lengths is not None:
+            state.plan.rounds = RoundLengths.parse(cut.round_lengths)
+            self._round_choice.is_open = False
         self._schedule.count_from(cut.progress.steps, 0.0)
         for each in state.tally.resume(cut):
             state.plan.retry_batch(each.epoch, each.batch, each.samples)

@@ -30,6 +30,12 @@ class CoreView:
         return self._state.progress
 
     @property
+    def round_steps(self) -> int:
+        """The steps of the next round, if its epoch has as many left; 0 if this is not rounds mode."""
+        lengths = self._state.plan.rounds
+        return lengths.at(self._state.version) if lengths is not None else 0
+
+    @property
     def accounts(self) -> Accounts:
         return self._state.accounts
 

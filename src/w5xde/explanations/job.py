@@ -123,6 +123,14 @@ JOB = [
         "w5xde join @ticket train.py --device cpu",
     ),
     Explanation(
+        "W5-216",
+        "rounds of so many steps do not fit into an epoch, or into the run",
+        "in rounds mode a round ends with its epoch and with the run. A constant number of local steps that"
+        " is larger would never be reached.",
+        "use fewer local steps or smaller batches, or let rounds grow as far as there is room (the default).",
+        "w5xde train train.py --mode rounds --local-steps 10",
+    ),
+    Explanation(
         "W5-221",
         "the model has parameters without a shape, or with names that are too long",
         "lazy modules make parameters when they are first used, but every machine must know the model"
@@ -232,6 +240,15 @@ JOB = [
         " in their groups (lr=None), and would make whole steps with late updates.",
         "turn the correction off, use sync mode, or give the optimizer a learning rate.",
         "w5xde train train.py --mode async --no-delay-correction",
+    ),
+    Explanation(
+        "W5-235",
+        "rounds cannot hand this optimizer's state over from one round to the next",
+        "in rounds mode any node may continue where another one stopped, so that all must know the state of"
+        " the optimizer. How to hand it over is known of torch's SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax and"
+        " RAdam.",
+        "use one of these, or sync mode.",
+        "w5xde train train.py --mode sync",
     ),
     Explanation(
         "W5-240",

@@ -32,7 +32,7 @@ def train_rounds_plainly(job: Job, settings: Settings) -> nn.Module:
     source = MapSource(
         job.data(), batch_size=settings.batch_size, seed=settings.seed, shuffle=settings.shuffle
     )
-    schedule = Schedule(job, master, settings.inner_rate)
+    schedule = Schedule(job, master, rate_of(job, master, settings))
     replica = copy.deepcopy(master)
     before: dict[str, Any] | None = None
     step = 0
@@ -65,10 +65,18 @@ def train_rounds_plainly(job: Job, settings: Settings) -> nn.Module:
                 theirs[name].add_(movement[name])
             for name, buffer in replica.named_buffers():
                 buffer.copy_(dict(master.named_buffers())[name])
+        statistics = accumulated(job, master, before, statistics, len(rows))
         sums = [sum(row[group][0] for row in rates) for group in range(len(rates[0]))]
         before = {"movement": movement, "state": statistics, "sums": sums}
         step += len(rows)
     return master
+
+
+def rate_of(job: Job, model: nn.Module, settings: Settings) -> float:
+    """The factor on the learning rate: 2 for Adam and AdamW, unless the user says another."""
+    if settings.round_rate is not None:
+        return settings.round_rate
+    return 2.0 if is_factored(job.optimizer(Parameters(model))) else 1.0
 
 
 def rounds_of(samples: int, settings: Settings) -> Iterator[tuple[int, list[list[int]]]]:
@@ -154,27 +162,60 @@ def column(
         "samples": samples,
         "moved": {n: p.detach() - first[n].detach() for n, p in model.named_parameters() if p.requires_grad},
         "buffers": buffers,
-        "state": summary(optimizer, names),
+        "state": summary(optimizer, names, before, len(batches)),
     }
 
 
-def summary(optimizer: Optimizer, names: dict[Tensor, str]) -> Tensors:
-    """What goes on to the next round: of Adam the row and column means of its second moments."""
+def summary(
+    optimizer: Optimizer, names: dict[Tensor, str], before: dict[str, Any] | None, steps: int
+) -> Tensors:
+    """What goes on to the next round: of Adam what the round adds to rows and columns of second moments."""
     found: Tensors = {}
     for parameter, state in optimizer.state.items():
         name = names[parameter]
-        if type(optimizer) in (Adam, AdamW) and "max_exp_avg_sq" not in state:
-            v = state["exp_avg_sq"]
+        if is_factored(optimizer):
+            decay, v = beta2(optimizer, parameter) ** steps, state["exp_avg_sq"]
+            parts = {name: v}
             if v.dim() > 1 and v.shape[0] + v[0].numel() < v.numel():
                 v = v.reshape(v.shape[0], -1)
-                found[f"{name}/rows"], found[f"{name}/columns"] = v.mean(1), v.mean(0)
-            else:
-                found[name] = v.clone()
+                parts = {f"{name}/rows": v.mean(1), f"{name}/columns": v.mean(0)}
+            for key, value in parts.items():
+                old = before["state"].get(key) if before is not None else None
+                fresh = value if old is None else value - decay * old
+                found[key] = (fresh / (1 - decay)).clamp(min=0.0)
         elif type(optimizer) is not SGD:
             for key, value in state.items():
                 if key != "step":
                     found[f"{name}/{key}"] = value.clone()
     return found
+
+
+def accumulated(
+    job: Job, model: nn.Module, before: dict[str, Any] | None, statistics: Tensors, steps: int
+) -> Tensors:
+    """The statistics of all rounds."""
+    optimizer = job.optimizer(Parameters(model))
+    if not is_factored(optimizer):
+        return statistics
+    parameters = dict(model.named_parameters())
+    found = {}
+    for key, fresh in statistics.items():
+        decay = beta2(optimizer, parameters[key.split("/")[0]]) ** steps
+        found[key] = fresh * (1 - decay)
+        if before is not None and key in before["state"]:
+            found[key] = found[key] + decay * before["state"][key]
+    return found
+
+
+def is_factored(optimizer: Optimizer) -> bool:
+    return type(optimizer) in (Adam, AdamW) and not optimizer.param_groups[0]["amsgrad"]
+
+
+def beta2(optimizer: Optimizer, parameter: Tensor) -> float:
+    for group in optimizer.param_groups:
+        if any(each is parameter for each in group["params"]):
+            return float(group["betas"][1])
+    raise LookupError("a parameter that the optimizer does not have")
 
 
 def start_from(optimizer: Optimizer, names: dict[Tensor, str], before: dict[str, Any], step: int) -> None:

@@ -153,7 +153,7 @@ def same_for_any_pool(job: Job, settings: Settings) -> Trained:
 
 
 def check_rounds(job: Job, settings: Settings, *, within: float = 0.0) -> Trained:
-    """Same bits for every number of nodes, and as the plain program of rounds; or nearly, if `within` says."""
+    """Same bits for every number of nodes, and those of the plain program, or nearly: `within` that."""
     first = same_for_any_pool(job, settings)
     found = differences(first.module, train_rounds_plainly(job, settings))
     wrong = {name: value for name, value in found.items() if value > within}

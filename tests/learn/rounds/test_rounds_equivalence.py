@@ -64,6 +64,11 @@ def test_short_batches_and_steps_weigh_what_they_hold(samples: int, batch_size: 
     check_rounds(job, exact(batch_size=batch_size, batches_per_step=columns, local_steps="grow"))
 
 
+@pytest.mark.parametrize("rate", [0.5, 3.0])
+def test_the_rate_can_be_set(rate: float) -> None:
+    check_rounds(make(mlp(), optimizer=OPTIMIZERS["adamw"]), exact(round_rate=rate))
+
+
 def test_rounds_grow() -> None:
     trained = check_rounds(make(mlp()), exact(epochs=40, local_steps="grow"))
     # Of 3 whole steps and a short one: at first a round of 2, one of 1 and the short one; from step 150 on

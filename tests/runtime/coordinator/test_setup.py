@@ -23,7 +23,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[Any], Optimizer], bool]] = {
 
 def in_turn(optimizer: Callable[[Any], Optimizer], **more: Any) -> tuple[float, float]:
     """Two nodes answer in turn: how far the last lease looks ahead, and the rate of the last step."""
-    chosen = settings(**{"mode": "async", "batches_per_step": 1, "epochs": 10, "local_steps": False} | more)
+    chosen = settings(**{"mode": "async", "batches_per_step": 1, "epochs": 10, "local_steps": "off"} | more)
     core = build_core(prepare(make(mlp(), optimizer=optimizer), chosen), chosen, 1, None)
     core.handle(ev.Joined("a"), 0.0)
     core.handle(ev.Joined("b"), 0.0)

@@ -28,6 +28,8 @@ from w5xde.specs.round_lengths import ROUND_STEPS_MAX, RoundLengths
 
 # Settings that a resumed run may change.
 _LIMITS = ("epoch_limit", "step_limit")
+# In rounds mode a run may choose how far they grow; records of this kind say so.
+_LENGTHS = "round_lengths"
 
 
 class Auditor:
@@ -37,6 +39,7 @@ class Auditor:
         self._found = Findings()
         self._life = 0
         self._plan: Record = {}
+        self._lengths: RoundLengths | None = None
         self._is_stopped = True
         leases = self._leases = LeaseCheck(self._wrong, self._found)
         # The steps that count; a step's index is the version it was applied to.
@@ -66,6 +69,7 @@ class Auditor:
             "aside": self._set_aside,
             "step": self._step,
             "epoch": self._epoch,
+            "round lengths": self._grow,
             "checkpoint": self._checkpoint,
             "model": self._model,
             "stop": self._stop,
@@ -104,6 +108,7 @@ class Auditor:
         self._found.life = self._life
         self._found.lives += 1
         plan = {key: value for key, value in record["plan"].items() if key not in _LIMITS}
+        self._lengths = RoundLengths.parse(plan.pop(_LENGTHS)) if _LENGTHS in plan else None
         if self._plan and plan != self._plan:
             self._wrong(f"goes on by another plan: {plan}, not {self._plan}")
         if not 0 < whole(plan["step_batches"]) <= STEP_BATCHES_MAX or not whole(plan["batch_size"]):
@@ -233,10 +238,13 @@ class Auditor:
             return [AppliedStep.of(record, STRETCH_STEPS_MAX if is_apart else self._plan["step_batches"])]
         steps = AppliedStep.of_round(record, self._plan["step_batches"], ROUND_STEPS_MAX)
         # A batch that is tried again after a restart is a round of its own, outside of the planned ones.
-        planned = RoundLengths.parse(self._plan["round_lengths"]).at(max(0, record["step"]))
+        planned = self._lengths.at(max(0, record["step"])) if self._lengths is not None else 0
         if len(steps) > planned:
             self._wrong(f"applies a round of {len(steps)} steps where {planned} were planned")
         return steps
+
+    def _grow(self, record: Record) -> None:
+        self._lengths = RoundLengths.parse(record[_LENGTHS])
 
     def _apply(self, step: AppliedStep, *, is_apart: bool) -> None:
         """Count a step, or a stretch if `is_apart`."""
@@ -246,9 +254,8 @@ class Auditor:
         if joined([*spans, *((i, i + 1) for i in aside)]) != [(0, step.count)]:
             self._wrong(f"applies batches {spans} of a step of {step.count}, with {named(aside)} set aside")
         version = len(self._steps)
-        for start, stop, at in (
-            _applied_at(spans, version) if is_apart else [(*each, version) for each in spans]
-        ):
+        places = _applied_at(spans, version) if is_apart else [(*each, version) for each in spans]
+        for start, stop, at in places:
             again = self._applied[step.epoch].add(step.first + start, step.first + stop, at)
             if again is not None:
                 batch, before = again

@@ -102,7 +102,7 @@ class RobustMode(SyncMode):
 
         A part may consist of several spans; if it has more than the member may hold, the member gets fewer.
         """
-        want = min(-(-open_step.free_batches // parts), member.batches_max)
+        want = min(-(-open_step.free_batches // parts), member.batches_max // open_step.plan.leaf_batches)
         leases: list[Lease] = []
         while want > 0 and len(leases) < WINDOW_LEASES:
             span = open_step.take_free_span(member.name, want, self.members)

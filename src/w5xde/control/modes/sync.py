@@ -118,7 +118,8 @@ class SyncMode(Mode):
             candidates = self.members
         if self._is_given_up(self._open_step):
             return []
-        return self._lend_step(self._open_step, candidates, version, now)
+        able = [member for member in candidates if self._open_step.fits(member)]
+        return self._lend_step(self._open_step, able, version, now)
 
     def _next_step(self) -> StepPlan | None:
         return self.plan.next_step() if self.plan.rounds is None else self.plan.next_round()
@@ -153,8 +154,6 @@ class SyncMode(Mode):
                 share = self._batches_to_lend(
                     member, (open_step.free_batches + busy) / pool_rate if pool_rate else 0.0, now
                 )
-                if open_step.plan.leaf_batches > member.batches_max:
-                    continue
                 span = open_step.take_free_span(member.name, share, responsive)
                 if span is not None:
                     busy += span.count

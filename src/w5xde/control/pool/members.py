@@ -74,6 +74,11 @@ class Members:
     def __len__(self) -> int:
         return len(self._members)
 
+    def is_alone(self, batches: int) -> bool:
+        """Return whether at most one member has memory for this many batches at once."""
+        able = self._members if batches == 1 else [m for m in self if batches <= m.batches_max]
+        return len(able) <= 1
+
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
 

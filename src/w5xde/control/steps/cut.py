@@ -20,6 +20,8 @@ class Progress:
     epochs: int = 0
     batches: int = 0
     samples: int = 0
+    # In rounds mode.
+    rounds: int = 0
     # Steps that survive a crash.
     durable_steps: int = 0
     # Steps with fewer nodes than their robust mean needs.
@@ -112,3 +114,5 @@ class Cut:
     seconds: float = 0.0
     # None in checkpoints that were written before norms were kept.
     usual_norms: UsualNorms | None = None
+    # In rounds mode, if it is known: how many steps each round has.
+    round_lengths: str | None = None

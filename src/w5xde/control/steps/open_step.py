@@ -61,6 +61,10 @@ class OpenStep:
         open_step.give_back(Span(0, plan.count), ())
         return open_step
 
+    def fits(self, member: Member) -> bool:
+        """Whether the member has memory for a batch; in a round, for a column, which is never divided."""
+        return self.plan.leaf_batches <= member.batches_max
+
     def take_free_span(self, node: str, want: int, members: Iterable[Member]) -> Span | None:
         """Remove the first free aligned span that this node may compute, of at most `want` batches.
 
@@ -87,7 +91,9 @@ class OpenStep:
         """Whether the span failed on this node, and less often on another member, the `holder` excepted."""
         tried = self.failures.get(span, ())
         here = tried.count(node) if node in tried else 0
-        return here > 0 and any(m.name != holder and tried.count(m.name) < here for m in members)
+        return here > 0 and any(
+            m.name != holder and tried.count(m.name) < here and self.fits(m) for m in members
+        )
 
     def give_back(self, span: Span, leases: Iterable[Lease]) -> int:
         """Free the batches of the span that are neither answered nor held by one of these leases.
@@ -140,7 +146,7 @@ class OpenStep:
 
     def _others_may_try(self, span: Span, members: Members) -> bool:
         tried = self.failures.get(span, ())
-        return any(member.name not in tried for member in members)
+        return any(member.name not in tried and self.fits(member) for member in members)
 
 
 def failing_nodes_required(nodes: int) -> int:

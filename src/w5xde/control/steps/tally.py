@@ -109,6 +109,7 @@ class Tally:
         """Add a step to the counts."""
         batches = step.batches
         progress.steps += step.steps
+        progress.rounds += step.plan.columns > 0
         progress.batches += batches
         progress.samples += step.samples
         progress.degraded_steps += self._quorum.is_short(step)

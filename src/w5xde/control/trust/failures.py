@@ -58,7 +58,8 @@ class Failures:
                 self._norm_check.reject(lease, norm)
         others = self._leases.of_step(lease.step.index)
         must_set_aside = open_step is not None and open_step.must_set_aside(lease.span, self._members, others)
-        if self._norm_check.needs_second_node(lease, is_alone=len(self._members) == 1):
+        is_alone = self._members.is_alone(lease.step.leaf_batches)
+        if self._norm_check.needs_second_node(lease, is_alone=is_alone):
             must_set_aside = False
         if norm is not None and not must_set_aside and self._norm_check.is_doubted(lease):
             text += "; it is computed again to be sure"

@@ -30,7 +30,7 @@ from w5xde.learn.model.route import VectorRoute
 from w5xde.learn.model.seeding import as_before
 from w5xde.learn.model.state_memory import StatePlace
 from w5xde.learn.rounds.columns import ColumnRules, Columns
-from w5xde.learn.rounds.hand_over import HandOver, choose_hand_over
+from w5xde.learn.rounds.hand_over import HandOver, choose_hand_over, usual_rate
 from w5xde.learn.rounds.rounds import Rounds
 from w5xde.learn.step import flat_steps
 from w5xde.learn.step.batch_scaling import BatchScaling, require_kept, scale_for_batch
@@ -133,7 +133,7 @@ def prepare(job: Job, settings: Settings, place_state: StatePlace = lambda vecto
     if settings.mode == "rounds":
         _require_rounds_fit(settings, source)
         rounds = Rounds(flat, optimizer, scheduler, HandOver(hand_over, layout), settings.directions.down)
-        rounds.rate = settings.inner_rate
+        rounds.rate = settings.round_rate or usual_rate(hand_over)
     learner = Learner(flat, optimizer, scheduler, settings.clip_norm, rounds)
     rule = settings.robust_rule
     return Prepared(

@@ -26,15 +26,15 @@ from w5xde.learn.model.parallel import add_to
 from w5xde.learn.model.route import VectorRoute
 from w5xde.learn.model.state_memory import StatePlace, StateView
 from w5xde.message_types import NAME_CHARACTERS_MAX
-from w5xde.messages import CARRIED, FROZEN, MOVING, STILL, TRAINED, Entry, Layout, Role
+from w5xde.messages import AVERAGED, CARRIED, FROZEN, MOVING, STILL, TRAINED, Entry, Layout, Role
 
 # A cache line: no two groups share one.
 ALIGNMENT_BYTES = 64
 # A buffer of at most this many values costs little to send with every update, even if it never changes.
 SMALL_BUFFER_COUNT = 4096
 _LAZY = (UninitializedParameter, UninitializedBuffer)
-_ROLES = (TRAINED, MOVING, CARRIED, FROZEN, STILL)
-_MOVING_ROLES = (TRAINED, MOVING, CARRIED)
+_ROLES = (TRAINED, MOVING, CARRIED, AVERAGED, FROZEN, STILL)
+_MOVING_ROLES = (TRAINED, MOVING, CARRIED, AVERAGED)
 
 DTYPES: dict[str, torch.dtype] = {
     str(value).removeprefix("torch."): value
@@ -92,7 +92,7 @@ class Blueprint:
             if role == TRAINED:
                 # Where the moving buffers begin.
                 self.trained_bytes = at
-            if role == CARRIED:
+            if role == AVERAGED:
                 self.moving_bytes = at
         self.whole_bytes = at
         self.moving_groups = [group for group in self.groups if group.role in _MOVING_ROLES]

@@ -58,6 +58,11 @@ class Columns:
     def digest(self) -> bytes:
         return replica_digest(self._flat.moving.raw)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all is there that a column starts from: what the last round sent may still be on its way."""
+        return self.version == 0 or (self.version > 0 and self._last is not None)
+
     def start_from(self, replica: Replica) -> None:
         """Compute the next column from this replica."""
         self._trainer.load(replica.state, whole=True)
@@ -78,6 +83,10 @@ class Columns:
         if adds:
             follow(self._flat.moving, difference, self._vectors)
             self._trainer.reset_buffers()
+            last = self._last.raw if self._last is not None else None
+            self._rules.hand_over.accumulate(
+                self._rules.make_optimizer(), self._parameters, last, difference.raw, version - after
+            )
         self.version, self._last = version, difference
         if self.digest != digest:
             self.version = -1
@@ -119,9 +128,9 @@ class Columns:
             self._trainer.recycle(found.vector)
             loss_sum += found.loss_sum
         with torch.no_grad():
-            return Outcome(self._difference(optimizer), loss_sum, [])
+            return Outcome(self._difference(optimizer, len(tasks)), loss_sum, [])
 
-    def _difference(self, optimizer: Optimizer) -> Vector:
+    def _difference(self, optimizer: Optimizer, steps: int) -> Vector:
         difference = self._vectors.new_vector(self._flat.state.device)
         groups = self._vectors.moving_groups
         moves = zip(groups, difference.parts, self._flat.moving.parts, self._start.parts, strict=False)
@@ -132,7 +141,8 @@ class Columns:
                 torch.sub(now, before, out=part)
                 # Equal means no difference, for infinities too (masks are often minus infinity).
                 part.masked_fill_(now == before, 0)
-        self._rules.hand_over.summarize(optimizer, self._parameters, difference.raw)
+        last = self._last.raw if self._last is not None else None
+        self._rules.hand_over.summarize(optimizer, self._parameters, difference.raw, last, steps)
         if not self._gauge.is_finite(difference):
             raise BatchFailed("the steps of a column made numbers that are not finite")
         return difference

@@ -35,6 +35,7 @@ def replica_digest(moving: Tensor) -> bytes:
 def follow(moving: Vector, difference: Vector, vectors: Blueprint) -> None:
     """Change a replica by what a round sent: add to its parameters, and set its buffers."""
     with torch.no_grad():
+        # Statistics come last, and a replica has none.
         for group, part, change in zip(vectors.moving_groups, moving.parts, difference.parts, strict=False):
             # One rounding, wherever it is computed: replicas stay equal on machines of all kinds.
             if group.role == TRAINED:

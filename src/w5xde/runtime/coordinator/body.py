@@ -19,6 +19,7 @@ from w5xde.config import Settings
 from w5xde.control import events as ev
 from w5xde.control.membership import TICK_SECONDS
 from w5xde.control.pool.members import BEAT_SECONDS
+from w5xde.control.step_decisions import ROUND_LENGTHS
 from w5xde.errors import TrainingError
 from w5xde.learn.job.coordinator_setup import Prepared
 from w5xde.learn.model.device import use_threads
@@ -26,17 +27,15 @@ from w5xde.runtime.coordinator import setup
 from w5xde.runtime.coordinator.ending import HURRIED_PARTING_SECONDS, STOP_NOW_SECONDS, Ending
 from w5xde.runtime.coordinator.evaluator import Evaluator
 from w5xde.runtime.coordinator.loader import Loader
-from w5xde.runtime.coordinator.parameters import ParameterEncoder
 from w5xde.runtime.coordinator.peers import PARTING_SECONDS
 from w5xde.runtime.coordinator.recheck import Recheck
-from w5xde.runtime.coordinator.round_parameters import RoundParameters
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.resume import Restored
 from w5xde.runtime.durable.run_folder import RunFolder
 from w5xde.runtime.net.listener import Listener
 from w5xde.runtime.pipeline.peer import Peer
 from w5xde.runtime.pipeline.pipeline import Pipeline
-from w5xde.runtime.pipeline.ports import ModelPorts, Parameters, Ports
+from w5xde.runtime.pipeline.ports import ModelPorts, Ports
 from w5xde.runtime.pipeline.steps import Applied
 from w5xde.runtime.pipeline.updates import ARRIVING_PART, Updates
 from w5xde.runtime.system.actor import Actor
@@ -115,7 +114,8 @@ class Coordinator:
             host, port = listener.address
             setup.open_ledger(self._journal, self._run_folder, self._settings, self._core, self._restored)
             # After the ledger: a life in the manifest that the ledger does not know proves a loss.
-            self._run_folder.manifest({"port": port, "life": self._journal.life})
+            lengths = setup.lengths_of(self._core)
+            self._run_folder.manifest({"port": port, "life": self._journal.life} | lengths)
             for kind, text in setup.opening_notes(
                 self._prepared, self._restored, self._core, self._journal.life
             ):
@@ -155,12 +155,7 @@ class Coordinator:
             self._broke,
             self.dispatch,
         )
-        down, rounds = self._settings.directions.down, self._prepared.rounds
-        parameters: Parameters
-        if rounds is None:
-            parameters = ParameterEncoder(self._learner, down, self._loop.time)
-        else:
-            parameters = RoundParameters(self._learner, rounds, down)
+        parameters = setup.build_parameters(self._prepared, self._settings, self._loop.time)
         ports = Ports(
             clock=self._loop.time,
             tasks=self._actor,
@@ -339,6 +334,8 @@ class Coordinator:
 
     def note(self, effect: ev.Note) -> None:
         self.recent_events.append((time.monotonic(), effect.kind, effect.text))
+        if effect.kind == ROUND_LENGTHS:
+            self._run_folder.manifest(effect.facts)
 
     def _log(self, kind: str, text: str, **facts: Any) -> None:
         """Show a note that is not from the core, and write it to the ledger."""
@@ -372,4 +369,6 @@ class Coordinator:
             batches_relent=self._view.batches_relent,
             scaling=self._prepared.scaling.text if self._prepared.scaling is not None else "",
             pool=(len(self._view.members), self._view.members.parallel),
+            round_steps=self._view.round_steps,
+            round_rate=self._prepared.rounds.rate if self._prepared.rounds is not None else 1.0,
         )

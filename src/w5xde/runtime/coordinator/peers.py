@@ -48,6 +48,7 @@ WORDS_BYTES_MAX = 4096
 # The most that an answer adds to it: the text of a failure (2,000 characters), and the index of each entry
 # that has no gradient.
 ANSWER_BYTES_MAX, ABSENT_BYTES_MAX = 9 * 1024, 5
+REPLICA_LOST = "has other parameters than we have: it gets them anew, and its work is lent again"
 # How long nodes get at the end of a run to read their goodbye and close the connection.
 PARTING_SECONDS = 5.0
 # An aborted connection is lost after one turn of the event loop, for which this is plenty; an accepted one
@@ -312,8 +313,7 @@ class Peers:
 
     def note_replica(self, peer: Peer) -> None:
         """Log that the parameters of this peer went wrong, and that it gets them anew."""
-        text = f"{peer.name} has other parameters than we have: it gets them anew, and its work is lent again"
-        self._host.say("replica", text, peer.name)
+        self._host.say("replica", f"{peer.name} {REPLICA_LOST}", peer.name)
 
     def _refuse(self, peer: Peer, refusal: Refuse) -> None:
         """Log and send a refusal, and close the connection."""

@@ -10,14 +10,11 @@ import torch
 from w5xde.compression import NONE
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.rounds.replica import Replica
-from w5xde.learn.rounds.rounds import Rounds
+from w5xde.learn.rounds.rounds import EXACT_CODEC, Rounds
 from w5xde.learn.step.learner import Learner
 from w5xde.messages import Inner, Params
 from w5xde.runtime.pipeline.peer import Peer
 from w5xde.runtime.pipeline.ports import ParameterFrame, Snapshot
-
-# A new node's replica must be exact. Floats shrink by a tenth, which is worth it on a link that needs rounds.
-SNAPSHOT_CODEC = "shuffle | zstd:1"
 
 
 class RoundParameters:
@@ -26,7 +23,7 @@ class RoundParameters:
     def __init__(self, learner: Learner, rounds: Rounds, setting: str) -> None:
         self._learner = learner
         self._rounds = rounds
-        self._snapshot_codec = parse(NONE if setting == NONE else SNAPSHOT_CODEC)
+        self._snapshot_codec = parse(NONE if setting == NONE else EXACT_CODEC)
         # The newest version as a whole, encoded once for all nodes that need it.
         self._made: ParameterFrame | None = None
 
@@ -38,7 +35,7 @@ class RoundParameters:
         missing = self._rounds.since(known, digest, version) if known >= 0 else None
         if missing is not None:
             return Snapshot(version, [ParameterFrame(*sent) for sent in missing], raw_bytes)
-        last = self._rounds.last_sent
+        last = self._rounds.last_sent(version)
         frames = [self._whole(version), *([ParameterFrame(*last)] if last is not None else [])]
         return Snapshot(version, frames, raw_bytes)
 

@@ -32,12 +32,15 @@ from w5xde.messages import TRAINED, Welcome
 from w5xde.runtime.admission.gatekeeper import Gatekeeper
 from w5xde.runtime.coordinator.canary_check import CanaryCheck
 from w5xde.runtime.coordinator.known_samples import KnownSamples
+from w5xde.runtime.coordinator.parameters import ParameterEncoder
 from w5xde.runtime.coordinator.peers import Host, Peers
+from w5xde.runtime.coordinator.round_parameters import RoundParameters
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.resume import Restored
 from w5xde.runtime.durable.run_folder import RunFolder
 from w5xde.runtime.net.listener import Listener, resolve_addresses
 from w5xde.runtime.net.sockets import configure
+from w5xde.runtime.pipeline.ports import Parameters
 from w5xde.runtime.system.memory import return_freed
 
 
@@ -70,7 +73,7 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         batch_size=settings.batch_size,
         rounds=settings.round_lengths,
     )
-    is_rounds = settings.mode == "rounds"
+    rounds = prepared.rounds
     core = CoreSettings(
         mode=settings.mode,
         staleness=settings.staleness,
@@ -84,17 +87,24 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         logs_steps=settings.durability == "step",
         max_update_norm=str(settings.max_update_norm),
         # Where updates are differences, a step that we made ourselves shows how large they are.
-        own_norm=settings.inner_rate * prepared.own_step_norm if is_rounds else prepared.own_norm,
+        own_norm=rounds.rate * prepared.own_step_norm if rounds is not None else prepared.own_norm,
         verify=settings.verify,
-        is_large=prepared.learner.route.is_large and not is_rounds,
+        is_large=prepared.learner.route.is_large and rounds is None,
         delay_correction=settings.delay_correction,
         looks_ahead=settings.delay_correction and momentum_of(prepared.learner.optimizer) > 0,
         stretches=_may_step_locally(prepared.learner, settings),
         own_step_norm=prepared.own_step_norm,
         robust=settings.robust_rule,
+        chooses_rounds=settings.local_steps == "auto",
     )
     # Not seeded by the run: a node that knows the run's seed must not foresee which answers are verified.
     return CoordinatorCore(plan, core, cut, random.SystemRandom())
+
+
+def lengths_of(core: CoordinatorCore) -> dict[str, str]:
+    """What the manifest says of the lengths of rounds, for `--local-steps @RUN`."""
+    lengths = core.view.plan.rounds
+    return {"round_lengths": str(lengths)} if lengths is not None else {}
 
 
 def _may_step_locally(learner: Learner, settings: Settings) -> bool:
@@ -143,6 +153,14 @@ def build_reader(learner: Learner, settings: Settings) -> UpdateReader:
         settings.directions.up, blueprint.moving_groups, learner.vector_bytes, Buffers().take
     )
     return UpdateReader(blueprint, learner.gauge, receiver, Buffers().take)
+
+
+def build_parameters(prepared: Prepared, settings: Settings, clock: Callable[[], float]) -> Parameters:
+    """Build what encodes parameters for nodes."""
+    down, rounds = settings.directions.down, prepared.rounds
+    if rounds is not None:
+        return RoundParameters(prepared.learner, rounds, down)
+    return ParameterEncoder(prepared.learner, down, clock)
 
 
 def build_peers(

@@ -248,9 +248,7 @@ class Node:
         kept = (cache.id, cache.slots) if cache is not None else (b"", 0)
         pieces = [proof.body if proof is not None else b"", cache.held() if cache is not None else b""]
         columns = parts.columns
-        known = (
-            (columns.version, columns.digest) if columns is not None and columns.version >= 0 else (0, b"")
-        )
+        known = (columns.version, columns.digest) if columns is not None and columns.is_whole else (0, b"")
         ready = Ready(parts.layout_digest, *proved, *kept, *known)
         connection.send(ready, [piece for piece in pieces if piece])
 

@@ -15,7 +15,7 @@ from w5xde.learn.data.payload import Packed
 from w5xde.learn.data.sources import Key
 from w5xde.learn.rounds.replica import Replica
 from w5xde.messages import Batch, Cancel, Inner, Loan, SampleList, Work
-from w5xde.runtime.pipeline.peer import Peer, SentParams, SentWork
+from w5xde.runtime.pipeline.peer import NOTHING_SENT, Peer, SentParams, SentWork
 from w5xde.runtime.pipeline.ports import ParameterFrame, Ports, Snapshot
 from w5xde.runtime.telemetry.meters import Meters
 
@@ -91,23 +91,33 @@ class Lending:
         version, ahead = min(leases[0].version, self._view.version), leases[0].ahead
         asked = peer.params_asked
         if asked.version >= version and asked.ahead == ahead and not is_chosen:
+
+            def send_alone(inner: Inner | None) -> None:
+                if peer.params == NOTHING_SENT:
+                    self._send_parameters(peer, leases, found)  # it has lost its parameters meanwhile
+                else:
+                    self._send_work(peer, leases, found, inner)
+
             # The work waits its turn all the same, so that it never overtakes its parameters.
-            tasks.call(
-                lambda: parameters.inner(leases[0].step.steps),
-                lambda inner: self._send_work(peer, leases, found, inner),
-            )
+            tasks.call(lambda: parameters.inner(leases[0].step.steps), send_alone)
             return
         whole = asked.version < 0
         peer.params_asked = SentParams(max(asked.version, version), ahead)
 
-        def make() -> tuple[Snapshot, Replica | None, Inner | None]:
+        def make() -> tuple[SentParams, Snapshot, Replica | None, Inner | None]:
             # An answer is verified on the very parameters that the node has.
             kept = parameters.kept_copy(ahead) if is_chosen else None
-            snapshot = parameters.get(peer, whole=whole, ahead=ahead)
-            return snapshot, kept, parameters.inner(leases[0].step.steps)
+            known, snapshot = peer.params, parameters.get(peer, whole=whole, ahead=ahead)
+            return known, snapshot, kept, parameters.inner(leases[0].step.steps)
 
-        def send(made: tuple[Snapshot, Replica | None, Inner | None]) -> None:
-            snapshot, kept, inner = made
+        def send(made: tuple[SentParams, Snapshot, Replica | None, Inner | None]) -> None:
+            known, snapshot, kept, inner = made
+            if peer.params == NOTHING_SENT != known:
+                # It has lost the parameters that these are to change.
+                if snapshot.sent is not None:
+                    snapshot.sent()
+                self._send_parameters(peer, leases, found)
+                return
             params = SentParams(snapshot.version, ahead)
             if peer.params != params:
                 # Another snapshot may have been sent since this one was made.

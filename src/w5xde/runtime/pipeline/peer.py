@@ -107,9 +107,9 @@ class Peer:
     # The parameters that it was last sent, and the newest that were asked for it.
     params: SentParams = NOTHING_SENT
     params_asked: SentParams = NOTHING_SENT
-    # In rounds mode, the version of the parameters with which it came back, and their hash; -1: it had none.
-    # And how often it said that its parameters are not those that it should have; and how many of `works` were
-    # sent before it said so.
+    # In rounds mode, the version of the parameters with which it came back (-1: it had none), and their hash.
+    # And how often it said that its parameters are not those that it should have, and how many of `works`
+    # were sent before it said so.
     replica: tuple[int, bytes] = NO_REPLICA
     replicas_lost: int = 0
     works_forgiven: int = 0

@@ -91,6 +91,7 @@ class NodeMeter:
             share=self.batches / batches_total,
             loss=self.loss,
             waiting=self.seconds_waiting / spent,
+            computing=self.computing,
             network_per_second=self.network_rate.per_second if self.state != "gone" else 0.0,
             pid=self.pid,
         )
@@ -99,6 +100,11 @@ class NodeMeter:
         """What a checkpoint keeps of the node, and --json prints."""
         kept = {key: getattr(self, key) for key in KeptNode.__struct_fields__}
         return {key: round(value, 6) if isinstance(value, float) else value for key, value in kept.items()}
+
+    @property
+    def computing(self) -> float:
+        """The share of its time in which it computes."""
+        return self.seconds_busy / ((self.seconds_busy + self.seconds_waiting) or 1.0)
 
 
 class Meters:
@@ -238,6 +244,8 @@ class Meters:
         batches_relent: int,
         scaling: str,
         pool: tuple[int, int],
+        round_steps: int,
+        round_rate: float,
     ) -> RunStatus:
         """The status of the run at this moment; `pool`: nodes, and how many of them can compute at a time."""
         total = sum(node.batches for node in self.nodes.values()) or 1
@@ -265,6 +273,12 @@ class Meters:
             sent_per_second=self.sent_rate.per_second,
             received_per_second=self.received_rate.per_second,
             batches_relent=batches_relent,
+            bytes_per_sample=(self.bytes_sent + self.bytes_received) / progress.samples
+            if progress.samples
+            else None,
+            rounds=progress.rounds,
+            round_steps=round_steps,
+            round_rate=round_rate,
             scaling=scaling,
             gradient_noise_batches=self.noise.batches,
             gradient_noise=self.noise.text(*pool),
@@ -310,6 +324,10 @@ class Meters:
                 self.data_bytes[epoch] for epoch in range(max(self.data_bytes, default=-1) + 1)
             ],
             "batches_relent": status.batches_relent,
+            "bytes_per_sample": status.bytes_per_sample,
+            "rounds": status.rounds,
+            "round_steps": status.round_steps,
+            "round_rate": status.round_rate,
             "batches_per_second": status.batches / status.seconds if status.seconds else 0.0,
             "network_bytes_per_second": (status.bytes_sent + status.bytes_received) / status.seconds
             if status.seconds
@@ -321,7 +339,9 @@ class Meters:
             "gradient_noise_batches": status.gradient_noise_batches,
             "gradient_noise": status.gradient_noise,
             "spread": self._spread(),
-            "nodes": [node.summary() for node in self.nodes.values()],
+            "nodes": [
+                node.summary() | {"computing": round(node.computing, 4)} for node in self.nodes.values()
+            ],
         }
 
     def _spread(self) -> dict[str, dict[str, float]]:

@@ -21,8 +21,11 @@ class NodeStatus:
     batches_per_second: float
     share: float
     loss: float | None
+    # The share of its time in which it waits for work.
     waiting: float
     network_per_second: float = 0.0
+    # The share of its time in which it computes.
+    computing: float = 0.0
     # None: another machine's node, or one that this coordinator did not start.
     pid: int | None = None
 
@@ -55,6 +58,13 @@ class RunStatus:
     sent_per_second: float = 0.0
     received_per_second: float = 0.0
     batches_relent: int = 0
+    # All traffic in both directions, divided by the samples that were applied; None: there are none yet.
+    bytes_per_sample: float | None = None
+    # In rounds mode: rounds that were applied, and the steps of the next one if its epoch has as many left.
+    rounds: int = 0
+    round_steps: int = 0
+    # The factor on the job's learning rate.
+    round_rate: float = 1.0
     loss_average: float | None = None
     staleness_mean: float = 0.0
     staleness_max: int = 0
@@ -120,6 +130,10 @@ class RunStatus:
             "bytes_received": self.bytes_received,
             "data_bytes_sent": self.data_bytes_sent,
             "batches_relent": self.batches_relent,
+            "bytes_per_sample": self.bytes_per_sample,
+            "rounds": self.rounds,
+            "round_steps": self.round_steps,
+            "computing": {node.name: round(node.computing, 4) for node in self.nodes},
             "staleness_mean": round(self.staleness_mean, 3),
             "compression_ratio": self.compression_ratio,
             "memory_pss_bytes": self.memory_pss_bytes,
