@@ -16,6 +16,7 @@ from w5xde.message_types import NODE_NAME_PATTERN
 from w5xde.specs.robust_rule import Robust, parse_robust
 from w5xde.specs.round_lengths import RoundLengths
 from w5xde.specs.round_settings import (
+    AUTO_STEPS_MAX,
     ROUND_COLUMNS,
     ROUNDS,
     require_local_steps,
@@ -324,6 +325,14 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def round_lengths(self) -> RoundLengths | None:
         """How many steps each round has, in mode rounds; with `auto`, as at first."""
         return round_lengths(self._local_steps) if self.mode == ROUNDS else None
+
+    @property
+    def round_steps_max(self) -> int:
+        """The most steps that a round may have; 0 in other modes."""
+        lengths = self.round_lengths
+        if lengths is None:
+            return 0
+        return max(lengths.most, AUTO_STEPS_MAX) if self.local_steps == "auto" else lengths.most
 
     @property
     def step_batches(self) -> int:

@@ -115,6 +115,14 @@ class Answers:
         expire = ev.Expire(event.node, [event.lease], "not sent, or not computed")
         text = state.members.cannot_hold(member, event.batches) if member is not None else ""
         notes = [ev.Note("little memory", text, {"node": event.node})] if text else []
+        column = lease.step.leaf_batches
+        if text and all(each.batches_max < column for each in state.members):
+            # A column of a round cannot be divided.
+            error = (
+                f"no node can hold the {column} batches of a column at once: use --data local or cached,"
+                " smaller batches, or fewer --local-steps"
+            )
+            return [expire, *notes, *state.finish("", error=error)]
         return [expire, *notes, *state.lend(state.members, now)]
 
     def _lend_to(self, member: Member | None, now: float) -> list[ev.Effect]:

@@ -245,8 +245,8 @@ JOB = [
         "W5-235",
         "rounds cannot hand this optimizer's state over from one round to the next",
         "in rounds mode any node may continue where another one stopped, so that all must know the state of"
-        " the optimizer. How to hand it over is known of torch's SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax and"
-        " RAdam.",
+        " the optimizer. How to hand it over is known of torch's SGD, Adam, AdamW, RMSprop, Adagrad,"
+        " Adadelta, Adamax and RAdam.",
         "use one of these, or sync mode.",
         "w5xde train train.py --mode sync",
     ),

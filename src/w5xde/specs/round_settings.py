@@ -10,6 +10,8 @@ ROUNDS = "rounds"
 ROUND_COLUMNS = 4
 # By default rounds grow up to so many steps: measured (docs/findings.md, "Rounds").
 ROUND_STEPS_USUAL = 50
+# With `auto`: longer rounds need more samples than they save time.
+AUTO_STEPS_MAX = 200
 # The codec of both directions, if the user names none.
 ROUND_CODEC = "q4 | zstd:1"
 

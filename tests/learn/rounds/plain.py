@@ -236,7 +236,7 @@ def start_from(optimizer: Optimizer, names: dict[Tensor, str], before: dict[str,
                     rows, columns = statistics[f"{name}/rows"], statistics[f"{name}/columns"]
                     v = torch.outer(rows, columns / rows.mean()).view(parameter.shape)
                 beta1, beta2 = group["betas"]
-                m = (v / (1 - beta2**step)).sqrt().add(group["eps"]).mul(moved).mul(1 - beta1**step)
+                m = (v / (1 - beta2**step)).sqrt().add(group["eps"]).mul(moved).mul(0.8 * (1 - beta1**step))
                 optimizer.state[parameter] = {
                     "step": torch.tensor(float(step)), "exp_avg": m, "exp_avg_sq": v.clone(),
                 }  # fmt: skip

@@ -133,7 +133,7 @@ class SyncMode(Mode):
         # may not be in turn.
         eligible = candidates if open_step.failures else self.members.in_turn(candidates, now)
         ordered = sorted(
-            eligible,
+            filter(open_step.fits, eligible),
             key=lambda m: max(now, m.free_at) + self._leaf_seconds(m, open_step),
         )
         # A member that is not measured yet counts as fast as the mean: otherwise the first one that is

@@ -15,11 +15,10 @@ from statistics import median
 from w5xde.control.pool.members import Members
 from w5xde.control.steps.plan import Plan, StepPlan
 from w5xde.specs.round_lengths import STEPS_MIN, RoundLengths
+from w5xde.specs.round_settings import AUTO_STEPS_MAX
 
 # Rounds grow until nodes compute for this share of the time.
 USE = 0.9
-# Longer rounds need more samples than they save time (docs/findings.md).
-AUTO_STEPS_MAX = 200
 # A gradient takes about this many times the bytes of a difference in 4 bits.
 GRADIENT_BYTES = 9
 # The talk is the median of this many rounds, without the first ones, which start nodes.

@@ -23,6 +23,10 @@ from w5xde.learn.train.trainer import Outcome, Task, Trainer
 from w5xde.messages import Inner
 
 
+class ColumnCancelled(Exception):
+    """Nobody needs the column any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnRules:
     """What every column of a run follows."""
@@ -45,8 +49,10 @@ class Columns:
         self._gauge = Gauge(self._vectors)
         self._start = flat.blueprint.new_vector(flat.state.device)
         self._parameters = [flat.tensors[entry] for entry in flat.blueprint.trained]
+        # Never steps: shows which parameter is in which group, and the settings of each.
+        self._settings = rules.make_optimizer()
         # How many groups the optimizer has: each has rates of its own.
-        self.groups = len(rules.make_optimizer().param_groups)
+        self.groups = len(self._settings.param_groups)
         # What the last round sent; None: there was none.
         self._last: Vector | None = None
         # The version of the replica; -1 if there is none, or it is not that of the coordinator.
@@ -60,7 +66,7 @@ class Columns:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all is there that a column starts from: what the last round sent may still be on its way."""
+        """Whether all is there that a column starts from: what the last round sent may still be to come."""
         return self.version == 0 or (self.version > 0 and self._last is not None)
 
     def start_from(self, replica: Replica) -> None:
@@ -75,9 +81,9 @@ class Columns:
 
     def follow(self, difference: Vector, after: int, version: int, digest: bytes, *, adds: bool) -> str:
         """Take what a round sent. Returns why the replica is not that of the coordinator, if it is not."""
-        if self.version != (after if adds else version):
+        if self.version != (after if adds else version) or not after < version:
             self.version, was = -1, self.version
-            return f"the difference of version {after} came to version {was}"
+            return f"the difference from version {after} to {version} came to version {was}"
         if difference.raw.device != self._flat.state.device:
             difference = Vector.over(difference.raw.to(self._flat.state.device), self._vectors)
         if adds:
@@ -85,7 +91,7 @@ class Columns:
             self._trainer.reset_buffers()
             last = self._last.raw if self._last is not None else None
             self._rules.hand_over.accumulate(
-                self._rules.make_optimizer(), self._parameters, last, difference.raw, version - after
+                self._settings, self._parameters, last, difference.raw, version - after
             )
         self.version, self._last = version, difference
         if self.digest != digest:
@@ -95,13 +101,20 @@ class Columns:
 
     # --- computing --------------------------------------------------------------------------------
 
-    def compute(self, tasks: Sequence[Task], inner: Inner) -> Outcome:
-        """Make a step with each task. Returns the difference that they made, and the sum of their losses."""
+    def compute(
+        self, tasks: Sequence[Task], inner: Inner, is_cancelled: Callable[[], bool] = lambda: False
+    ) -> Outcome:
+        """Make a step with each task. Returns the difference that they made, and the sum of their losses.
+
+        Raises ColumnCancelled between two steps, if `is_cancelled` says so.
+        """
         moving, start, trainer = self._flat.moving, self._start, self._trainer
         start.raw.copy_(moving.raw)
         trainer.keeps_buffers = True
         try:
-            return self._compute(tasks, inner)
+            return self._compute(tasks, inner, is_cancelled)
+        except ColumnCancelled:
+            raise
         except (Exception, SystemExit) as error:
             raise error if isinstance(error, BatchFailed) else BatchFailed(describe(error)) from error
         finally:
@@ -110,13 +123,15 @@ class Columns:
             self._flat.reclaim()
             trainer.reset_buffers()
 
-    def _compute(self, tasks: Sequence[Task], inner: Inner) -> Outcome:
+    def _compute(self, tasks: Sequence[Task], inner: Inner, is_cancelled: Callable[[], bool]) -> Outcome:
         rules, loss_sum = self._rules, 0.0
         optimizer = rules.make_optimizer()
         last = self._last.raw if self._last is not None else None
         rules.hand_over.restore(optimizer, self._parameters, last, inner)
         stepper = Stepper(optimizer, self._flat)
         for number, task in enumerate(tasks):
+            if is_cancelled():
+                raise ColumnCancelled
             _set_rates(optimizer, inner, number)
             found = self._trainer.compute(task)
             absent = frozenset(found.absent)

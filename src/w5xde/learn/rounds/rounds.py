@@ -15,7 +15,6 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from w5xde.compression import NONE

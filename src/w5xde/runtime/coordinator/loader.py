@@ -60,6 +60,9 @@ class Loader:
         if self.is_stream:
             self._workers = min(self._workers, 1)
         self._ahead = max(AHEAD_BATCHES, settings.step_batches + 1)
+        if self.is_stream:
+            # A round is planned when all its batches are known, and one more.
+            self._ahead = max(self._ahead, settings.step_batches * settings.round_steps_max + 1)
         # The source itself, if any batch of it can be read at any time.
         self._any_batch = source if isinstance(source, MapSource) and not self._workers else None
         self._reading: set[Key] = set()

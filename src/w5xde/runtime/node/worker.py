@@ -22,7 +22,7 @@ from w5xde.learn.data.payload import Unpacker
 from w5xde.learn.job.job import BatchFailed
 from w5xde.learn.job.node_setup import NodeParts
 from w5xde.learn.model.layout import Vector
-from w5xde.learn.rounds.columns import Columns
+from w5xde.learn.rounds.columns import ColumnCancelled, Columns
 from w5xde.learn.train.trainer import Task
 from w5xde.messages import Answer, Difference, Inner, Loan, Params, Work
 from w5xde.protocol.wire import Body
@@ -229,11 +229,14 @@ class NodeWorker:
             if isinstance(tasks, W5xdeError):
                 raise tasks
             if inner is not None:
-                outcome = _require_columns(self.parts.columns).compute(tasks, inner)
+                columns, lease = _require_columns(self.parts.columns), loan.lease
+                outcome = columns.compute(tasks, inner, lambda: self._is_cancelled(lease))
             elif loan.apart:
                 outcome = self.parts.local_steps.compute(tasks)
             else:
                 outcome = self.parts.trainer.compute(tasks[0])
+        except ColumnCancelled:
+            return Answer(loan.lease, seconds=self._clock() - begun, dropped=True), None
         except (BatchFailed, W5xdeError) as error:
             return Answer(loan.lease, seconds=self._clock() - begun, failure=str(error)[:2000]), None
         seconds = self._clock() - begun
