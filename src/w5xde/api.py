@@ -175,16 +175,13 @@ def _run_prepared(
     except BaseException:
         run_folder.discard()
         raise
-    layout = prepared.learner.flat.blueprint.layout
-    # As used now: a later version may have another default.
-    rate = {"round_rate": prepared.rounds.rate} if prepared.rounds is not None else {}
-    run_folder.facts["settings"] |= rate
+    run_folder.facts["settings"] |= prepared.settled
     run_folder.facts.update(
         {
             "job": named.reference,
             "job_place": named.place,
             "samples": prepared.source.samples,
-            "model": [msgspec.to_builtins(entry) for entry in layout.entries],
+            "model": msgspec.to_builtins(prepared.learner.flat.blueprint.layout.entries),
             "scaled_for_batch": prepared.scaling.facts() if prepared.scaling is not None else None,
         }
     )

@@ -13,10 +13,9 @@ from msgspec import Meta, Struct
 
 from w5xde.compression import Directions, parse_compress
 from w5xde.message_types import NODE_NAME_PATTERN
-from w5xde.specs.robust_rule import Robust, parse_robust
+from w5xde.specs.robust_rule import Robust, parse_robust, require_robust
 from w5xde.specs.round_lengths import RoundLengths
 from w5xde.specs.round_settings import (
-    AUTO_STEPS_MAX,
     ROUND_COLUMNS,
     ROUNDS,
     require_local_steps,
@@ -95,7 +94,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int | str | None,
         Meta(
             description="steps that a node makes before it talks. rounds: grow (default: 2 at first, one more"
-            " every 50 steps, up to 50), a number (constant), auto (grow up to what the link needs, measured"
+            " every 50 steps, up to 20), a number (constant), auto (grow up to what the link needs, measured"
             " at the start), @RUN (as in that run). async: on (default: tiny models only) or off"
         ),
     ] = None
@@ -270,27 +269,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 f"scale-for-batch is for steps of several batches in mode sync, and in mode {self.mode} every"
                 " step has one batch: use mode sync, or set the rate in the job"
             )
-        self._require_robust()
-        require_local_steps(self.mode, self._local_steps, self.round_rate)
+        require_robust(self.robust, self.mode, lambda: self.step_batches)
+        require_local_steps(self.mode, self.local_steps, self.round_rate)
         parse_every(self.checkpoint_every)
         _ = self.directions
         if self.durability == "step" and self.checkpoint_every == "off":
             raise ValueError("durability step needs checkpoints: checkpoint-every must not be off")
-
-    def _require_robust(self) -> None:
-        rule = parse_robust(self.robust)
-        if rule is None:
-            return
-        if self.mode == "async":
-            raise ValueError(
-                f"robust {self.robust} compares the gradients of several nodes for one step, and in mode"
-                " async each step has one node: use mode sync, or robust off and verify 0.1"
-            )
-        if self.step_batches < rule.needs:
-            raise ValueError(
-                f"robust {self.robust} takes {rule.needs} nodes in a step, and batches-per-step"
-                f" {self.step_batches} is too few for them: make it {rule.needs} or more"
-            )
 
     @property
     def robust_rule(self) -> Robust | None:
@@ -313,10 +297,6 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return round_directions(self.compress) if self.mode == ROUNDS else parse_compress(self.compress)
 
     @property
-    def _local_steps(self) -> str | None:
-        return None if self.local_steps is None else str(self.local_steps)
-
-    @property
     def steps_locally(self) -> bool:
         """Async mode: whether nodes may make steps of their own."""
         return self.local_steps != "off"
@@ -324,15 +304,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def round_lengths(self) -> RoundLengths | None:
         """How many steps each round has, in mode rounds; with `auto`, as at first."""
-        return round_lengths(self._local_steps) if self.mode == ROUNDS else None
-
-    @property
-    def round_steps_max(self) -> int:
-        """The most steps that a round may have; 0 in other modes."""
-        lengths = self.round_lengths
-        if lengths is None:
-            return 0
-        return max(lengths.most, AUTO_STEPS_MAX) if self.local_steps == "auto" else lengths.most
+        return round_lengths(self.local_steps) if self.mode == ROUNDS else None
 
     @property
     def step_batches(self) -> int:

@@ -32,6 +32,9 @@ DIGEST_BYTES = 16
 Digest = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
 # Bits for 32,768 samples of a lease. A node that misses later ones of a larger lease misses them all.
 MISSING_BYTES_MAX = 4096
+# What a node that only looks may ask for and send, to measure the link: a slow one takes seconds for that.
+PROBE_BYTES_MAX = 1024 * 1024
+ProbeBytes = Annotated[int, Meta(ge=0, le=PROBE_BYTES_MAX)]
 # An id of 8 bytes and a secret of 16 (a ticket's) or 32 (a node's own).
 Proof = Annotated[bytes, Meta(max_length=64)]
 

@@ -22,6 +22,7 @@ from w5xde.message_types import (
     Frozen,
     Label,
     NodeName,
+    ProbeBytes,
     Proof,
     Shape,
     Spoken,
@@ -171,6 +172,8 @@ class Hello(Spoken, frozen=True, tag="hello"):
     shares: bool = False
     # Only a check of the connection: the ticket is checked but not used up, and Ready is not allowed.
     looks: bool = False
+    # Then, to measure the link: bytes that come with the Welcome; as many may go with a Ready, all the same.
+    probe: ProbeBytes = 0
 
 
 class Rules(Frozen, frozen=True):

@@ -15,7 +15,7 @@ from w5xde.control.pool.patience import (
     SLOW_SECONDS,
     STUCK_SECONDS,
 )
-from w5xde.message_types import ENTRIES_MAX, NODE_NAME_PATTERN
+from w5xde.message_types import ENTRIES_MAX, NODE_NAME_PATTERN, PROBE_BYTES_MAX
 from w5xde.messages import PROTOCOL_VERSION
 from w5xde.protocol.wire import GREETING_LIMITS, WIRE_VERSION
 from w5xde.runtime.coordinator.canary_check import CHECK_FACTOR, CHECK_SECONDS_MIN
@@ -36,6 +36,7 @@ SENTENCES = [
     f"a part of {expected.MEMORY_PART} of the memory that it had when it joined, ",
     f"at least {expected.WORK_BYTES_LEAST:,} bytes",
     f"A layout has at most {ENTRIES_MAX:,} entries",
+    f"| `probe` | count up to {PROBE_BYTES_MAX:,}, 0 |",
     f"`Welcome` at most {WELCOME_LIMITS.values_max:,} MessagePack values",
     f"at most {expected.META_BYTES_MAX:,}, and 1/{expected.GROWTH} of that part",
     f"more than {expected.WAITING_MAX} messages",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.protocol.streams import ROOMY, WORDS, around, feed, feed_cut, head, written
 from w5xde.errors import RemoteProtocolError
+from w5xde.message_types import PROBE_BYTES_MAX
 from w5xde.messages import Beat, Params, Update
 from w5xde.protocol.wire import GREETING_LIMITS, HEADER_BYTES, Decoder, Limits, encode
 
@@ -77,6 +78,7 @@ NONSENSE: dict[str, bytes] = {
     "an empty name": around(packed(HELLO | {"name": ""})),
     "a name with a new line": around(packed(HELLO | {"name": "apple\n"})),
     "a label that is too long": around(packed(HELLO | {"device": "c" * 201})),
+    "a probe that is too large": around(packed(HELLO | {"probe": PROBE_BYTES_MAX + 1})),
     "a text that is too long": around(packed({"type": "leave", "reason": "r" * 4097})),
     "text that is not UTF-8": around(packed(HELLO).replace(b"apple", b"app\xffe")),
     "a field's name that is not UTF-8": around(packed(HELLO).replace(b"package", b"pack\xffge")),

@@ -254,6 +254,8 @@ SPECS = [
     "bf16 | shuffle | zstd:1",
     "fp16 | shuffle | lz4",
     "int8 | shuffle | zlib:1",
+    "q4",
+    "q4 | zstd:1",
 ]
 SETTINGS = ["none", "auto", "auto:lossy", *SPECS[1:]]
 LAYOUT = Layout(
@@ -263,6 +265,8 @@ LAYOUT = Layout(
         Entry("half", "bfloat16", (7,), TRAINED),
         Entry("count", "int64", (2,), "moving"),
         Entry("seen", "bool", (5,), "moving"),
+        Entry("weight/rows", "float32", (9,), "carried"),
+        Entry("weight/mean", "float32", (9,), "averaged"),
     ]
 )
 _BLUEPRINT = Blueprint(LAYOUT)

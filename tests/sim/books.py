@@ -7,11 +7,12 @@ canonical tree. Knows the core only from outside: its events, its effects, and t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tests.control.invariants import check
-from tests.sim.counter import Counter, Sum, batches_of
+from tests.sim.counter import Counter, Sum, batches_of, column, is_leaf, leaves_of
 from tests.sim.scenario import Scenario
 from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore
@@ -33,29 +34,39 @@ def require(condition: bool, sentence: str) -> None:
         raise AssertionError(sentence)
 
 
-def canonical(epoch: int, start: int, stop: int, version: int) -> Sum:
-    """How batches `start` to `stop` must be summed: written anew, not borrowed from the code under test."""
-    count = stop - start
-    if count == 1:
-        return (epoch, start, version)
+def canonical(leaves: Sequence[Sum]) -> Sum:
+    """How these must be summed: written anew, not borrowed from the code under test."""
+    if len(leaves) == 1:
+        return leaves[0]
     half = 1
-    while 2 * half < count:
+    while 2 * half < len(leaves):
         half *= 2
-    return (canonical(epoch, start, start + half, version), canonical(epoch, start + half, stop, version))
+    return (canonical(leaves[:half]), canonical(leaves[half:]))
 
 
 def without(total: Sum, aside: set[int]) -> Sum | None:
-    """The same sum, with nothing in the places of these batches."""
-    if len(total) == 3:
-        return None if total[1] in aside else total
+    """The same sum, with nothing in the places of these batches, and of columns that are made of them."""
+    if is_leaf(total):
+        return None if aside.issuperset(batches_of(total)) else total
     left, right = without(total[0], aside), without(total[1], aside)
     return (left, right) if left is not None and right is not None else left or right
 
 
+def batches_in(plan: StepPlan, leaf: int) -> list[int]:
+    """The batches in one place of a step's tree: one, or in a round those of a column."""
+    if not plan.columns:
+        return [plan.first + leaf]
+    return list(range(plan.first + leaf, plan.first + len(plan.sizes), plan.columns))
+
+
+def leaves_in(plan: StepPlan, version: int, start: str) -> list[Sum]:
+    """What nodes must give for each place of a step's tree; `start` is what columns of a round start from."""
+    batches = [[(plan.epoch, batch, version) for batch in batches_in(plan, i)] for i in range(plan.count)]
+    return [column(start, some) if plan.columns else some[0] for some in batches]
+
+
 def versions_of(total: Sum) -> list[int]:
-    if len(total) == 3:
-        return [total[2]]
-    return versions_of(total[0]) + versions_of(total[1])
+    return [version for _, _, version in leaves_of(total)]
 
 
 @dataclass(slots=True)
@@ -126,11 +137,13 @@ class Books:
         if isinstance(event, ev.Ticked):
             self._nobody_stays_silent()
         if isinstance(event, ev.Dropped) and not self.is_over:
-            self._outstanding.pop(event.lease, None)
+            held = self._outstanding.get(event.lease)
+            if held is not None and held.node == event.node:
+                del self._outstanding[event.lease]
         self.is_over |= any(isinstance(effect, ev.Finish) for effect in effects)
-        held = {lease.id for lease in self._core.view.leases}
-        if held != self._outstanding.keys():
-            raise AssertionError(f"outstanding are {sorted(held)}, not {sorted(self._outstanding)}")
+        lent = {lease.id for lease in self._core.view.leases}
+        if lent != self._outstanding.keys():
+            raise AssertionError(f"outstanding are {sorted(lent)}, not {sorted(self._outstanding)}")
         if self._core.view.version != self._version:
             raise AssertionError(f"version {self._core.view.version} after {self._version} steps")
         check(self._core)
@@ -167,7 +180,7 @@ class Books:
                     effect.version == self._version,
                     f"step {effect.plan.index} is to be version {effect.version}",
                 )
-                self._version += effect.steps
+                self._version += self._steps_of(effect.plan)
                 self._updates += 1
             case ev.Close():
                 if effect.reason.startswith("silent"):
@@ -219,6 +232,8 @@ class Books:
 
     def _wrong_with(self, lease: Lease, node: str, was_closing: bool) -> str:
         step = lease.step
+        if self._scenario.is_rounds and step.steps != self._steps_of(step):
+            return f"is of a round of {step.steps} steps, {self._steps_of(step)} were planned"
         planned = (
             self._scenario.planned(step.index, step.steps)
             if step.index >= 0
@@ -232,9 +247,17 @@ class Books:
             return f"is of another version than {self._version}"
         if not is_aligned(lease.span, step.count):
             return "is no part of the tree"
+        if self._scenario.is_rounds and (lease.span.count != 1 or not step.columns):
+            return "is not one column"
         if was_closing and step.index > self._begun:
             return "begins although the run is to stop"
         return "" if (step.epoch, step.first, step.sizes) == planned else "is not as planned"
+
+    def _steps_of(self, plan: StepPlan) -> int:
+        """How many versions the step makes, a round as many as were planned for it."""
+        if self._scenario.is_rounds:
+            return self._scenario.rounds[plan.index] if plan.index >= 0 else 1
+        return plan.steps
 
     def _returned(self, event: ev.Answered | ev.Failed | ev.Dropped) -> None:
         if event.node in self._hands:
@@ -282,19 +305,26 @@ class Books:
         for batch in range(start, stop):
             failures = self._failures.get((plan.index, batch), [])
             require(len(failures) >= ATTEMPTS_MAX, f"{effect} after {len(failures)} failures")
-            others = self._hands.keys() - set(failures)
+            others = self._able(plan.leaf_batches) - set(failures)
             is_enough = len(set(failures)) >= failing_nodes_required(len(self._hands))
             require(is_enough or not others, f"{effect}, but only {set(failures)} tried")
-            key = (plan.epoch, plan.first + batch)
-            require(key not in self._aside, f"{effect} once more")
-            self._aside.add(key)
+            keys = {(plan.epoch, each) for each in batches_in(plan, batch)}
+            require(not keys & self._aside, f"{effect} once more")
+            self._aside |= keys
+
+    def _able(self, batches: int) -> set[str]:
+        """The nodes that surely can be lent so many batches at once.
+
+        One that dropped a message is lent half as much, perhaps less than it could hold.
+        """
+        return {node for node in self._hands if self._scenario.can_hold(node, 2 * batches - 1)}
 
     def summed(self, effect: ev.Step, total: Sum) -> None:
         """The learner is to step, by this sum."""
         plan = effect.plan
         aside = {batch for epoch, batch in self._aside if epoch == plan.epoch}
-        if self._scenario.mode == "sync":
-            ours = canonical(plan.epoch, plan.first, plan.first + plan.count, effect.version)
+        if self._scenario.mode != "async":
+            ours = canonical(leaves_in(plan, effect.version, self._counter.start))
             require(total == without(ours, aside), f"step {plan.index} is summed as {total}")
         else:
             # Parts of a step that failed in between, or of which a batch was set aside, are as old as they
@@ -307,9 +337,9 @@ class Books:
         if plan.apart:
             require(len(effect.shares) == 1, f"stretch {plan.index} is made of {len(effect.shares)} parts")
         shared = [batch for start, stop, _, _ in effect.shares for batch in range(start, stop)]
-        expected = [i for i in range(plan.count) if plan.first + i not in aside]
+        expected = [i for i in range(plan.count) if not aside.issuperset(batches_in(plan, i))]
         require(shared == expected, f"step {plan.index} is shared out as {effect.shares}")
-        batches = [plan.first + i for i in expected]
+        batches = [batch for i in expected for batch in batches_in(plan, i)]
         require(batches_of(total) == batches, f"step {plan.index} is made of batches {batches_of(total)}")
         require(self._counter.version == effect.version, f"{effect} after {self._counter.version} steps")
 
@@ -329,9 +359,9 @@ class Books:
     def expected_value(self) -> str:
         """The weights that all steps come to, one after another, in a run that nothing disturbs."""
         undisturbed = Counter(self._scenario)
-        for index, (epoch, first, sizes) in enumerate(self._scenario.steps):
-            step = ev.Step(StepPlan(index, epoch, first, sizes, ends_epoch=False), index, [])
-            undisturbed.apply(step, canonical(epoch, first, first + len(sizes), index))
+        for plan in self._scenario.plans():
+            total = canonical(leaves_in(plan, plan.index, undisturbed.start))
+            undisturbed.apply(ev.Step(plan, plan.index, []), total)
         return undisturbed.value
 
     # --- silence ----------------------------------------------------------------------------------
@@ -365,6 +395,10 @@ class Books:
     def _finished(self, finish: ev.Finish) -> None:
         progress, applied = self._core.view.progress, self._counter.version
         require(progress.steps <= applied, f"{progress.steps} steps are counted, {applied} applied")
+        if found := re.match(r"no node can hold the (\d+) batches", finish.error):
+            able = self._able(int(found[1]))
+            require(not able, f"given up although {able} are there: {finish.error}")
+            return
         if finish.error:
             worst = max(self._failures.values(), key=len, default=[])
             require(len(worst) >= ATTEMPTS_MAX, f"given up after {len(worst)} failures: {finish.error}")

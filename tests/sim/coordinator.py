@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from tests.sim.books import Books, require
-from tests.sim.counter import Counter
+from tests.sim.books import Books, batches_in, require
+from tests.sim.counter import Counter, Sum
 from tests.sim.fakes import (
     Arriving,
     CountingLearner,
@@ -28,6 +28,7 @@ from tests.sim.fakes import (
     tupled,
 )
 from tests.sim.machine import Gate, Line, Machine
+from tests.sim.rounds import CountedRounds
 from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.pool.members import BEAT_SECONDS
@@ -42,6 +43,7 @@ from w5xde.runtime.pipeline.peer import Peer
 from w5xde.runtime.pipeline.pipeline import Pipeline
 from w5xde.runtime.pipeline.ports import ModelPorts, Ports
 from w5xde.runtime.pipeline.steps import Applied
+from w5xde.runtime.pipeline.updates import REPLICAS_LOST_MAX
 from w5xde.runtime.telemetry.meters import Meters
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ class SimulatedCoordinator:
         self.rng = random.Random(f"{scenario.seed} coordinator {world.lives}")
         self.gate = Gate(world)
         self.counter = Counter(scenario)
+        self.rounds = CountedRounds(self.counter)
         self.journal = Journal(
             Ledger(world.disk, lambda: world.now, SEGMENT_BYTES),
             self.counter.capture,
@@ -95,7 +98,7 @@ class SimulatedCoordinator:
         )
         self.restored: Restored | None = None
         if is_resumed:
-            self.restored = restore(self.journal, self.counter.load, self._replay, "run")
+            self.restored = restore(self.journal, self._load, self._replay, "run")
         self.core = self._make_core()
         self.books = Books(
             self.core, scenario, self.counter, past.books if past is not None else None, world.now
@@ -149,6 +152,7 @@ class SimulatedCoordinator:
             step_limit=scenario.step_limit,
             samples=None if scenario.is_stream else sum(scenario.epochs[0]),
             batch_size=scenario.batch_size,
+            rounds=scenario.round_lengths,
         )
         settings = CoreSettings(
             scenario.mode,
@@ -164,7 +168,7 @@ class SimulatedCoordinator:
             own_norm=1.0,
             own_step_norm=1.0,
             verify=scenario.verify,
-            is_large=scenario.is_large,
+            is_large=scenario.is_large and not scenario.is_rounds,
             delay_correction=scenario.mode == "async",
             looks_ahead=scenario.mode == "async",
             stretches=scenario.stretches,
@@ -174,8 +178,17 @@ class SimulatedCoordinator:
         chance = random.Random(f"{scenario.seed} verify {self.world.lives}")
         return WatchedCore(plan, settings, cut, chance)
 
+    def _load(self, files: Mapping[str, bytes]) -> None:
+        self.counter.load(files)
+        self.rounds.restored()
+
     def _replay(self, step: ev.Step, record: dict[str, Any], body: bytes) -> None:
-        self.counter.apply(step, tupled(json.loads(body)))
+        self.apply(step, tupled(json.loads(body)))
+
+    def apply(self, step: ev.Step, total: Sum) -> None:
+        self.counter.apply(step, total)
+        if self._scenario.is_rounds:
+            self.rounds.advanced(str(total))
 
     # --- decide, then do --------------------------------------------------------------------------
 
@@ -194,7 +207,9 @@ class SimulatedCoordinator:
         elif isinstance(effect, ev.Assign):
             self._assigned.update(dict.fromkeys([lease.id for lease in effect.leases], self._ticks))
         elif isinstance(effect, ev.SetAside):
-            self.released.may_release(effect.plan.keys[effect.span.start : effect.span.stop])
+            leaves = range(effect.span.start, effect.span.stop)
+            keys = [(effect.plan.epoch, batch) for leaf in leaves for batch in batches_in(effect.plan, leaf)]
+            self.released.may_release(keys)
 
     def later(self, seconds: float, act: Callable[..., None], *args: Any) -> None:
         self.world.at(self.world.now + seconds, self.gate.enter, act, *args)
@@ -248,7 +263,15 @@ class SimulatedCoordinator:
         peer.frame_vectors = max(peer.frame_vectors, count)
 
     def evict(self, peer: Peer, reason: str, *, abruptly: bool = False) -> None:
-        raise AssertionError(f"{peer.name} is evicted: {reason}")
+        line = cast(Line, peer.connection)
+        losses = line.machine.replica.losses
+        is_hopeless = reason.startswith("its parameters differ") and losses > REPLICAS_LOST_MAX
+        require(is_hopeless, f"{peer.name} is evicted: {reason} ({losses} times)")
+        line.to_node(line.machine.reset)
+        self.lost(line, reason)
+
+    def note_replica(self, peer: Peer) -> None:
+        self.world.say(f"{peer.name} lost its replica")
 
     # --- what nodes say ---------------------------------------------------------------------------
 
@@ -265,11 +288,12 @@ class SimulatedCoordinator:
         self._peers[line.peer.name] = line
         line.to_node(line.machine.welcomed, line.peer.name)
 
-    def readied(self, line: Line) -> None:
+    def readied(self, line: Line, replica: tuple[int, bytes]) -> None:
         if not line.is_open_here:
             return
         peer = line.peer
         peer.is_ready = True
+        peer.replica = replica
         slots = self._scenario.slots
         guess: float | None = line.machine.batch_seconds
         if self._scenario.faults:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from tests.sim.books import require
-from tests.sim.counter import LIE, Counter, Sum, leaves_of
+from tests.sim.counter import LIE, Counter, Sum, column, leaves_of, start_of
 from tests.sim.scenario import Scenario
 from w5xde.compression import NONE
 from w5xde.control import events as ev
@@ -19,11 +20,13 @@ from w5xde.control.steps.leases import Lease
 from w5xde.learn.data.payload import Packed
 from w5xde.learn.model.layout import Blueprint
 from w5xde.learn.model.route import is_large
+from w5xde.learn.rounds.replica import Replica
 from w5xde.learn.step.incoming import DiscardedVector
 from w5xde.learn.step.sums import Contribution, Decided, Leased, StepNotFinite, Total, TreeSums
-from w5xde.messages import Layout, Update, Value
+from w5xde.messages import Inner, Layout, Params, Update, Value
+from w5xde.runtime.coordinator.round_parameters import RoundParameters
 from w5xde.runtime.pipeline.peer import Peer, SentParams
-from w5xde.runtime.pipeline.ports import Snapshot
+from w5xde.runtime.pipeline.ports import ParameterFrame, Snapshot
 
 if TYPE_CHECKING:
     from tests.sim.coordinator import SimulatedCoordinator
@@ -144,6 +147,9 @@ class CountingLearner:
         return self._counter.version
 
     is_whole = True
+    # Of the layout of its vectors nothing is asked here.
+    vector_bytes = 0
+    flat = SimpleNamespace(blueprint=SimpleNamespace(groups=[]))
 
     @property
     def can_roll_back(self) -> bool:
@@ -156,7 +162,7 @@ class CountingLearner:
         (total,) = map(self._sum, totals)
         self._coordinator.books.summed(step, total)
         self._world.point("apply")
-        self._counter.apply(step, total)
+        self._coordinator.apply(step, total)
         self._coordinator.books.applied(step, self._world.now)
         self._coordinator.released.may_release(step.plan.keys)
         self.busy_seconds += self._coordinator.rng.uniform(0, self._world.scenario.learner_seconds)
@@ -259,22 +265,33 @@ class FakeBatches:
 
 
 class FakeParameters:
-    """The parameters of a version are its number; encoding them keeps the learner's thread busy."""
+    """The parameters of a version are its number; encoding them keeps the learner's thread busy.
+
+    In rounds mode nodes have a replica, and the real parameters choose what each of them lacks.
+    """
 
     def __init__(self, coordinator: SimulatedCoordinator, learner: CountingLearner) -> None:
         self._coordinator = coordinator
         self._counter: Counter = coordinator.counter
         self._learner = learner
+        self._rounds: RoundParameters | None = None
+        if coordinator.world.scenario.is_rounds:
+            self._rounds = RoundParameters(cast(Any, learner), coordinator.rounds, NONE)
 
     def get(self, peer: Peer, *, whole: bool, ahead: float) -> Snapshot:
         seconds = self._coordinator.world.scenario.learner_seconds
         self._learner.busy_seconds += self._coordinator.rng.uniform(0, seconds)
-        before = peer.params.version
+        if self._rounds is not None:
+            return self._rounds.get(peer, whole=whole, ahead=ahead)
+        before, version = peer.params.version, self._counter.version
         require(whole == (before < 0), f"{peer.name} is sent whole={whole} after {before}")
-        return Snapshot(self._counter.version, NONE, [], 0, 0)
+        return Snapshot(version, [ParameterFrame(Params(version, whole), [])], 0)
 
-    def whole_copy(self, ahead: float) -> memoryview:
-        return memoryview(b"")
+    def kept_copy(self, ahead: float) -> Replica:
+        return self._rounds.kept_copy(ahead) if self._rounds is not None else Replica(memoryview(b""))
+
+    def inner(self, steps: int) -> Inner | None:
+        return self._rounds.inner(steps) if self._rounds is not None else None
 
 
 class FakeRecheck:
@@ -282,24 +299,33 @@ class FakeRecheck:
 
     def __init__(self, coordinator: SimulatedCoordinator) -> None:
         self._coordinator = coordinator
-        self._kept: set[SentParams] = set()
+        self._kept: dict[SentParams, Replica] = {}
         # The parameters that each lease was sent with.
         self._sent: dict[int, SentParams] = {}
 
-    def keep(self, sent: SentParams, params: memoryview) -> None:
+    def keep(self, sent: SentParams, params: Replica) -> None:
         # Parameters that no outstanding lease needs are forgotten, as in the real one.
         lease_of = self._coordinator.core.view.lease
         self._sent = {lease: of for lease, of in self._sent.items() if lease_of(lease) is not None}
-        self._kept = {sent, *self._sent.values()}
+        needed = set(self._sent.values())
+        self._kept = {of: kept for of, kept in self._kept.items() if of in needed} | {sent: params}
 
-    def sent(self, sent: SentParams, lease: Lease, batches: list[Packed]) -> None:
+    def sent(self, sent: SentParams, lease: Lease, batches: list[Packed], inner: Inner | None) -> None:
         require(sent in self._kept, f"{sent} of {lease} was not kept")
         require(sent.ahead == lease.ahead, f"{lease} was sent with parameters that look {sent.ahead} ahead")
+        require(len(batches) == lease.batches, f"{lease} was sent with {len(batches)} batches")
         self._sent[lease.id] = sent
 
     def verify(self, lease: Lease, given: Contribution) -> None:
         require(lease.id in self._sent, f"{lease} is verified, and was not kept for that")
-        is_lie = cast(SumVector, given.vector).total == LIE
+        total = cast(SumVector, given.vector).total
+        is_lie = total == LIE
+        if not is_lie and self._coordinator.world.scenario.is_rounds:
+            # The replica that was kept is the one on which the node computed.
+            state, last = self._kept[self._sent[lease.id]]
+            kept = last.numpy().tobytes().decode() if last is not None else ""
+            start = start_of(bytes(state).decode().removeprefix("="), kept)
+            require(total == column(start, leaves_of(total)), f"{lease} is verified on another replica")
         seconds = self._coordinator.rng.uniform(0, self._coordinator.world.scenario.verifying_seconds)
         event = ev.Verified(lease.node, lease.id, "it is a lie" if is_lie else "")
         self._coordinator.later(seconds, self._coordinator.tell, event)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 from tests.sim.books import canonical, require
 from tests.sim.counter import LIE, Sum
 from tests.sim.fakes import Arriving
+from tests.sim.rounds import NodeReplica
 from w5xde.control import node as nd
-from w5xde.messages import Answer, Beat, Bye, Cancel, Loan, Message, Params, Update, Work
+from w5xde.messages import Answer, Beat, Bye, Cancel, Difference, Loan, Message, Params, Update, Work
 from w5xde.protocol.session import Session
 from w5xde.protocol.wire import Limits
 
@@ -122,7 +123,7 @@ class Line:
         if self.is_open_here:
             may_hear = self.peer.is_ready or isinstance(message, Beat)
             require(may_hear, f"{self.peer.name} is told {type(message).__name__} before it is ready")
-            self.to_node(self.machine.receive, message)
+            self.to_node(self.machine.receive, message, b"".join(pieces))
 
     def go_on(self) -> None:
         self.coordinator.go_on(self)
@@ -164,6 +165,8 @@ class Machine:
         self._rng = random.Random(f"{world.scenario.seed} {name}")
         self._line: Line | None = None
         self._version = -1
+        # In rounds mode: what it computes on, instead of a version of the coordinator's.
+        self.replica = NodeReplica(name)
         self._is_computing = False
         self.core = nd.NodeCore(self._rng, WAIT_SECONDS)
 
@@ -175,6 +178,7 @@ class Machine:
         self.life += 1
         self.is_alive = True
         self._version, self._is_computing = -1, False
+        self.replica = NodeReplica(self.name)
         self.core = nd.NodeCore(self._rng, WAIT_SECONDS)
         self._perform(self.core.start(self._world.now))
         self._after(nd.TICK_SECONDS, self._tick)
@@ -234,17 +238,23 @@ class Machine:
                         self._line is None or bool(self._line.peer.name),
                         f"{self.name} is ready before its welcome",
                     )
-                    self._say("readied")
+                    self._say("readied", self._announced())
                 case nd.SayBeat():
                     self._say("beaten")
                 case nd.Handle():
                     require(not self._is_computing, f"{self.name} is given {effect} while it computes")
                     self._is_computing = True
-                    self._handle(effect.item)
+                    self._handle(*effect.item)
                 case nd.HangUp():
                     self.cut()
                 case nd.Exit():
                     self._leave()
+
+    def _announced(self) -> tuple[int, bytes]:
+        """What it says of its replica, which may have suffered while nobody looked."""
+        if self._world.damages(self):
+            self.replica.damage()
+        return self.replica.announced
 
     def _tick(self) -> None:
         self._after(nd.TICK_SECONDS, self._tick)
@@ -262,6 +272,7 @@ class Machine:
             self._tell(nd.Lost("nothing answers"))
             return
         self._line = coordinator.connect(self)
+        self.replica.losses = 0
         self._tell(nd.Opened())
 
     def _leave(self) -> None:
@@ -272,12 +283,12 @@ class Machine:
         self.name = name
         self._tell(nd.Welcomed())
 
-    def receive(self, message: Message) -> None:
+    def receive(self, message: Message, body: bytes = b"") -> None:
         match message:
-            case Params():
-                self._tell(nd.Given(message, []))
+            case Params() | Difference():
+                self._tell(nd.Given((message, body), []))
             case Work():
-                self._tell(nd.Given(message, [loan.lease for loan in message.loans]))
+                self._tell(nd.Given((message, body), [loan.lease for loan in message.loans]))
             case Cancel():
                 self._tell(nd.Cancelled(message.leases))
             case Bye():
@@ -294,13 +305,35 @@ class Machine:
 
     # --- work -------------------------------------------------------------------------------------
 
-    def _handle(self, item: Params | Work) -> None:
-        if isinstance(item, Params):
-            self._version = item.version
-            self._after(0.0, self._done)
+    def _handle(self, message: Params | Difference | Work, body: bytes) -> None:
+        if isinstance(message, Work):
+            self._begin(self._line, message)
+            return
+        if not self._world.scenario.is_rounds:
+            self._version = message.version
+        elif isinstance(message, Params):
+            self.replica.load(message, body)
         else:
-            require(item.version == self._version, f"{self.name} has {self._version}, and is sent {item}")
-            self._compute(self._line, item, [])
+            if message.adds and self._world.damages(self):
+                self.replica.damage()
+            self.replica.follow(message, body)
+        self._after(0.0, self._done)
+
+    def _begin(self, line: Line | None, work: Work) -> None:
+        batches = sum(len(loan.batches) for loan in work.loans)
+        if not self._world.scenario.can_hold(self.name, batches):
+            self._drop(line, work)
+            return
+        if not self._world.scenario.is_rounds:
+            require(work.version == self._version, f"{self.name} has {self._version}, and is sent {work}")
+        elif not self.replica.fits(work):
+            self._drop(line, work, differs=True)
+            return
+        self._compute(line, work, [])
+
+    def _drop(self, line: Line | None, work: Work, *, differs: bool = False) -> None:
+        dropped: list[_Computed] = [(Answer(loan.lease, dropped=True), [], []) for loan in work.loans]
+        self._answer(line, work, dropped, differs=differs)
 
     def _compute(self, line: Line | None, work: Work, computed: list[_Computed]) -> None:
         """Compute what follows the leases already answered, one after another."""
@@ -311,7 +344,7 @@ class Machine:
         if loan.lease in self.core.cancelled:
             self._compute(line, work, [*computed, (Answer(loan.lease, dropped=True), [], [])])
             return
-        count = loan.stop - loan.start
+        count = len(loan.batches)
         works = (1 - self._world.failure_chance(self)) ** count
         if works < 1 and self._rng.random() >= works:
             done: _Computed = (Answer(loan.lease, failure="it does not compute"), [], [])
@@ -323,18 +356,27 @@ class Machine:
         )
 
     def _computed(self, loan: Loan) -> _Computed:
-        """One sum for all batches of a lease, or a lie."""
+        """One sum for all batches of a lease, what a column comes to, or a lie."""
         lie = self._world.lie(self)
-        first, last = loan.batches[0].index, loan.batches[-1].index
-        total = LIE if lie else canonical(loan.epoch, first, last + 1, self._version)
+        scenario = self._world.scenario
+        if lie:
+            total = LIE
+        elif scenario.is_rounds:
+            version = self.replica.version
+            total = self.replica.column([(loan.epoch, batch.index, version) for batch in loan.batches])
+        else:
+            total = canonical([(loan.epoch, batch.index, self._version) for batch in loan.batches])
         # A difference is judged by the mean of its steps.
-        norm = lie * (len(loan.batches) if loan.apart else 1) if lie else self._world.scenario.norm(loan)
+        is_difference = loan.apart or scenario.is_rounds
+        norm = lie * (len(loan.batches) if is_difference else 1) if lie else scenario.norm(loan)
         return Answer(loan.lease, seconds=self.batch_seconds * len(loan.batches)), [total], [norm]
 
-    def _answer(self, line: Line | None, work: Work, computed: list[_Computed]) -> None:
+    def _answer(
+        self, line: Line | None, work: Work, computed: list[_Computed], *, differs: bool = False
+    ) -> None:
         is_heard_anyway = "ghost" in self._world.scenario.faults
         if line is not None and (line.is_open_at_node or is_heard_anyway):
-            update = Update(work.version, [answer for answer, _, _ in computed])
+            update = Update(work.version, [answer for answer, _, _ in computed], differs=differs)
             sums = [total for _, sums, _ in computed for total in sums]
             norms = [norm for _, _, norms in computed for norm in norms]
             arriving = Arriving(update, sums, norms, self._world.scenario.vector_bytes)

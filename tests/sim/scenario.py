@@ -7,13 +7,15 @@ all on hide one another. Decides nothing and runs nothing.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from w5xde.control.steps.plan import StepPlan
 from w5xde.learn.model.route import LARGE_BYTES_MIN, is_large
 from w5xde.messages import Loan
-from w5xde.robust_rule import Robust, parse_robust
+from w5xde.specs.robust_rule import Robust, parse_robust
+from w5xde.specs.round_lengths import RoundLengths
 
 FAULTS = (
     "crash",  # a node's process dies, and mostly comes back
@@ -42,6 +44,10 @@ FAULTS = (
 )
 # Faults of numbers have a chance of their own, so that a seed's other faults do not depend on them.
 _OF_NUMBERS = ("liar", "steep", "spoiled")
+# Only in rounds mode: the replica of a node is not what it should be, now and then.
+DAMAGE = "damage"
+# Seeds with these remainders of 16 are runs in rounds: all but the fourth like most, that one deadly.
+ROUNDS = (1, 6, 9, 7, 14)
 _DEADLY = ("rot", "revenant", "failure", "broken", "cut")
 # Few enough for a seed to take milliseconds, many enough for several steps of any size.
 BATCHES_MAX = 160
@@ -116,7 +122,14 @@ class Scenario:
     transfer_seconds: float = 0.0
     # How many of the nodes can run at once on the one machine they share; 0: each has its own.
     slots: int = 0
+    # In rounds mode: the most steps of a round, and by how many steps it grows by one (0: it does not grow).
+    round_most: int = 0
+    round_growth: int = 0
+    # How many batches at once the last node has memory for; 0: any number.
+    memory_batches: int = 0
     steps: tuple[tuple[int, int, tuple[int, ...]], ...] = field(init=False)
+    # The number of steps of each round, by its first step; empty in other modes.
+    rounds: dict[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
         # What the plan must come to, worked out another way: (epoch, first batch, sizes) of every step.
@@ -126,6 +139,36 @@ class Scenario:
             for first in range(0, len(sizes), self.step_batches)
         ]
         object.__setattr__(self, "steps", tuple(found[: self.step_limit]))
+        object.__setattr__(self, "rounds", dict(self._divide()) if self.is_rounds else {})
+
+    def _divide(self) -> Iterator[tuple[int, int]]:
+        """The rounds, worked out another way: steps in a row of one form and one epoch, as many as may be."""
+        first = 0
+        while first < len(self.steps):
+            most = self.round_most
+            if self.round_growth:
+                most = min(most, max(2, first // self.round_growth))
+            forms = [(epoch, len(sizes)) for epoch, _, sizes in self.steps[first : first + most]]
+            count = next((i for i, form in enumerate(forms) if form != forms[0]), len(forms))
+            yield first, count
+            first += count
+
+    def plans(self) -> Iterator[StepPlan]:
+        """All steps, or rounds, of a run that nothing disturbs."""
+        for index, (epoch, first, sizes) in enumerate(self.steps):
+            if not self.is_rounds:
+                yield StepPlan(index, epoch, first, sizes, ends_epoch=False)
+            elif index in self.rounds:
+                place = self.planned(index, self.rounds[index])
+                yield StepPlan(index, *place, ends_epoch=False, columns=len(sizes))
+
+    @property
+    def is_rounds(self) -> bool:
+        return self.mode == "rounds"
+
+    @property
+    def round_lengths(self) -> RoundLengths | None:
+        return RoundLengths(self.round_most, self.round_growth) if self.is_rounds else None
 
     def norm(self, loan: Loan) -> float:
         """How large an honest update for this lease is: one in five batches may be steep."""
@@ -133,7 +176,7 @@ class Scenario:
         for batch in loan.batches:
             chance = random.Random(f"{self.seed} {loan.epoch} {batch.index}")
             is_steep = "steep" in self.faults and chance.random() < 0.2
-            share = 1.0 if loan.apart else batch.samples / loan.samples
+            share = 1.0 if loan.apart or self.is_rounds else batch.samples / loan.samples
             norms.append(share * chance.uniform(0.8, 1.2) * (50.0 if is_steep else 1.0))
         return sum(norms)
 
@@ -155,6 +198,11 @@ class Scenario:
         if len(steps) != count or len(epochs) != 1:
             raise AssertionError(f"steps {index} to {index + count} are not {count} of one epoch")
         return steps[0][0], steps[0][1], tuple(size for _, _, sizes in steps for size in sizes)
+
+    def can_hold(self, node: str, batches: int) -> bool:
+        """Whether the node of this name has memory for so many batches at once."""
+        is_small = self.memory_batches > 0 and node.partition("-")[0] == f"n{len(self.nodes) - 1}"
+        return not is_small or batches <= self.memory_batches
 
     @property
     def rule(self) -> Robust | None:
@@ -179,7 +227,8 @@ class Scenario:
             slowest += 4.0 * self.loss_chance
             overheads += len(self.steps) * 4.0 * self.loss_chance
         # Twice, because it may be computing what was just made superfluous; a minute for silence and backoff.
-        alone = 60.0 + 2 * self.batches * slowest + overheads + 4 * self.step_batches * slowest
+        step_batches = self.step_batches * max(1, self.round_most)
+        alone = 60.0 + 2 * self.batches * slowest + overheads + 4 * step_batches * slowest
         # Each life may have to begin anew.
         return self.quiet_at + alone + len(self.deaths) * (alone + self.starting_seconds)
 
@@ -194,6 +243,8 @@ class Scenario:
             return replace(scenario, nodes=quick, verify=0.0) if seed % 16 == 13 else scenario
         # Drawn on their own, so that what else a seed means does not depend on them.
         scenario, large, slow = _of_seed(seed), random.Random(f"{seed} large"), random.Random(f"{seed} slow")
+        if seed % 16 in ROUNDS:
+            scenario = _rounds(scenario)
         if scenario.reading_seconds:
             scenario = replace(scenario, reading_seconds=slow.choice((0.05, 1.0)))
         if large.random() < 0.7:
@@ -257,6 +308,30 @@ def _of_seed(seed: int) -> Scenario:
         starting_seconds=rng.choice((0.0, 0.1, 2.0)),
         deaths=_deaths(rng, faults),
         slots=rng.choice((0, 0, 1, 2)),
+    )
+
+
+def _rounds(scenario: Scenario) -> Scenario:
+    """The same in rounds mode, with fewer columns and more steps, and nodes whose replica gets damaged."""
+    rng = random.Random(f"{scenario.seed} rounds")
+    step_batches = rng.choice((1, 2, 2, 3, 3, 4, 5, 8))
+    growth, most = rng.choice(((0, 1), (0, 2), (0, 4), (1, 3), (1, 6), (2, 5), (3, 4), (4, 9)))
+    is_deadly = scenario.seed % 4 == 3
+    epochs = scenario.epochs if is_deadly else _epochs(rng, step_batches, scenario.batch_size, 24)
+    steps = len(epochs) * -(-len(epochs[0]) // step_batches)
+    is_damaged, is_small = rng.random() < 0.5, rng.random() < 0.3 and len(scenario.nodes) > 1
+    return replace(
+        scenario,
+        mode="rounds",
+        step_batches=step_batches,
+        epochs=epochs,
+        epoch_limit=len(epochs) if scenario.epoch_limit is not None else None,
+        step_limit=rng.randint(1, steps) if scenario.step_limit is not None else None,
+        faults=(*scenario.faults, *([DAMAGE] if is_damaged else [])),
+        robust=_robust(scenario.seed),
+        round_most=most,
+        round_growth=growth,
+        memory_batches=rng.randint(1, most) if is_small else 0,
     )
 
 
@@ -361,10 +436,12 @@ def _pool(rng: random.Random, faults: tuple[str, ...]) -> tuple[float, ...]:
     return tuple(base * rng.uniform(1, 10) * (crawl if rng.random() < 0.25 else 1.0) for _ in range(count))
 
 
-def _epochs(rng: random.Random, step_batches: int, batch_size: int) -> tuple[tuple[int, ...], ...]:
+def _epochs(
+    rng: random.Random, step_batches: int, batch_size: int, steps_most: int = 6
+) -> tuple[tuple[int, ...], ...]:
     count = rng.randint(1, 3)
     # Whole steps, and steps cut short by the end of the epoch.
-    batches = rng.randint(1, max(1, min(BATCHES_MAX // count, 6 * step_batches)))
+    batches = rng.randint(1, max(1, min(BATCHES_MAX // count, steps_most * step_batches)))
     if rng.random() < 0.3:
         batches = max(step_batches, batches - batches % step_batches)
     last = rng.randint(1, batch_size)

@@ -20,11 +20,15 @@ SMALL = Scenario(
     writing_seconds=0.01,
     starting_seconds=0.1,
 )
+# Rounds of two steps, of one, and of one that is short.
+ROUNDS = replace(SMALL, mode="rounds", epochs=((2,) * 6 + (1,),), epoch_limit=1, round_most=2)
 VARIANTS = {
     "sync": SMALL,
     "sync, every step": replace(SMALL, durability="step", save_steps=3),
     "async, a stream": replace(SMALL, mode="async", is_stream=True, step_batches=1),
     "async, every step": replace(SMALL, mode="async", durability="step", step_batches=1, save_steps=3),
+    "rounds": ROUNDS,
+    "rounds, every step": replace(ROUNDS, durability="step", save_steps=99),
 }
 
 

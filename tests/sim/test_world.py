@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.sim.machine import Machine
-from tests.sim.scenario import FAULTS, Scenario
+from tests.sim.scenario import DAMAGE, FAULTS, ROUNDS, Scenario
 from tests.sim.world import Failure, World
 from w5xde.control.view import CoreView
+from w5xde.learn.rounds.rounds import HISTORY_ROUNDS
 
 SEEDS = 1000
 CHUNK = 25
@@ -26,8 +27,19 @@ def test_every_sample_counts_once_whatever_dies(first: int) -> None:
         World(Scenario.of_seed(seed)).run()
 
 
+# A thousand seeds in rounds mode, with those among the seeds before.
+ROUND_SEEDS = [seed for seed in range(16 * SEEDS // len(ROUNDS)) if seed % 16 in ROUNDS]
+MORE = [seed for seed in ROUND_SEEDS if seed >= SEEDS]
+
+
+@pytest.mark.parametrize("first", range(0, len(MORE), CHUNK))
+def test_every_sample_counts_once_in_rounds_whatever_dies(first: int) -> None:
+    for seed in MORE[first : first + CHUNK]:
+        World(Scenario.of_seed(seed)).run()
+
+
 # Seeds beyond those of the suite that once found something.
-FOUND = (1653, 10485, 16640, 23660, 25352, 31064, 36256, 37388, 42866, 45917)
+FOUND = (1653, 3847, 4446, 6889, 10485, 16640, 23660, 25352, 31064, 36256, 37388, 42866, 45917)
 
 
 @pytest.mark.parametrize("seed", FOUND)
@@ -40,7 +52,7 @@ def test_the_seeds_of_the_suite_meet_every_fault_and_every_end() -> None:
     scenarios = [Scenario.of_seed(seed) for seed in range(SEEDS)]
     for fault in FAULTS:
         assert 0.3 < sum(fault in scenario.faults for scenario in scenarios) / SEEDS < 0.7, fault
-    assert {scenario.mode for scenario in scenarios} == {"sync", "async"}
+    assert {scenario.mode for scenario in scenarios} == {"sync", "async", "rounds"}
     assert {scenario.staleness for scenario in scenarios} >= {0, 64}
     assert {len(scenario.epochs) for scenario in scenarios} == {1, 2, 3}
     assert {scenario.is_stream for scenario in scenarios} == {True, False}
@@ -48,6 +60,25 @@ def test_the_seeds_of_the_suite_meet_every_fault_and_every_end() -> None:
     assert max(len(scenario.nodes) for scenario in scenarios) > 40
     assert max(scenario.step_batches for scenario in scenarios) == 64
     assert any(scenario.epochs[0][-1] < scenario.batch_size for scenario in scenarios)
+
+
+def test_the_seeds_in_rounds_meet_rounds_of_every_form() -> None:
+    scenarios = [Scenario.of_seed(seed) for seed in ROUND_SEEDS]
+    assert len(scenarios) == SEEDS
+    assert {scenario.mode for scenario in scenarios} == {"rounds"}
+    lengths = [set(scenario.rounds.values()) for scenario in scenarios]
+    assert sum(len(each) > 2 for each in lengths) > SEEDS / 4  # they grow, or end with their epoch
+    assert set.union(*lengths) >= set(range(1, 10))
+    # More rounds than the coordinator keeps differences of.
+    assert sum(len(scenario.rounds) > HISTORY_ROUNDS + 2 for scenario in scenarios) > SEEDS / 10
+    is_short = [len(scenario.epochs[0]) % scenario.step_batches for scenario in scenarios]
+    assert 0.3 < sum(map(bool, is_short)) / SEEDS < 0.8
+    for fault in (*FAULTS, DAMAGE):
+        assert 0.3 < sum(fault in scenario.faults for scenario in scenarios) / SEEDS < 0.7, fault
+    for each in ("is_stream", "verify", "skip_bad_batches", "deaths", "is_large", "learner_seconds"):
+        assert 0.1 < sum(bool(getattr(scenario, each)) for scenario in scenarios) / SEEDS < 0.8, each
+    assert {scenario.durability for scenario in scenarios} == {"checkpoint", "step"}
+    assert {scenario.robust for scenario in scenarios} == {"off", "trim:1", "trim:2", "median"}
 
 
 def test_the_seeds_of_the_suite_die_and_live_again_in_every_way() -> None:

@@ -19,7 +19,7 @@ from tests.sim.coordinator import SimulatedCoordinator
 from tests.sim.disk import VirtualDisk
 from tests.sim.fakes import Arriving
 from tests.sim.machine import Machine
-from tests.sim.scenario import Blow, Scenario
+from tests.sim.scenario import BATCHES_MAX, DAMAGE, Blow, Scenario
 from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.steps.leases import INCARNATION_SHIFT
@@ -192,7 +192,7 @@ class World:
         expected = (progress.steps, progress.batches, progress.samples, progress.epochs)
         require(counted == expected, f"the audit counts {counted}, the core {expected}")
         is_done = finish is not None and finish.reason == "all steps done"
-        if self.scenario.mode == "sync" and is_done and not self._was_aside:
+        if self.scenario.mode != "async" and is_done and not self._was_aside:
             require(self.latest.counter.value == self.books.expected_value(), "the weights are not the same")
 
     # --- the coordinator's lives ------------------------------------------------------------------
@@ -318,6 +318,12 @@ class World:
         # The first as well: then the coordinator's own gradient, or another node, decides.
         return self._rng.choice((math.inf, 1e6))
 
+    def damages(self, machine: Machine) -> bool:
+        """Whether the replica of that machine suffers now: one node's again and again, others' seldom."""
+        if DAMAGE not in self.scenario.faults or self._is_calm:
+            return False
+        return self._rng.random() < (0.3 if machine is self.machines[0] else 0.05)
+
     def spoils(self, step: int) -> bool:
         """Whether the learner cannot make this step, the first time it tries."""
         if "spoiled" not in self.scenario.faults or step in self._spoiled or self._rng.random() < 0.9:
@@ -330,7 +336,10 @@ class World:
         self._note("calm")
         self._is_calm = True
         self._heal_disk()
-        if not any(machine.is_alive for machine in self.machines):
+        if not any(
+            machine.is_alive and self.scenario.can_hold(machine.name, BATCHES_MAX)
+            for machine in self.machines
+        ):
             self.machines[0].boot()
         # Nodes that were turned out meanwhile do not come back by themselves.
         self.at(self.now + 1.0, self._calm)

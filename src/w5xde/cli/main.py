@@ -192,10 +192,10 @@ def _export(settings: Settings, run: str, to: str, out: str | None) -> dict[str,
     return written
 
 
-def _doctor(settings: Settings, target: str | None) -> dict[str, Any]:
+def _doctor(settings: Settings, target: str | None, job: str | None) -> dict[str, Any]:
     from w5xde.doctor import run_doctor
 
-    return run_doctor(settings, target)
+    return run_doctor(settings, target, job)
 
 
 _PERFORM: dict[str, Callable[..., dict[str, Any]]] = {

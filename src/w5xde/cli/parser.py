@@ -140,6 +140,7 @@ exit code 0 only if the promise held""",
         """examples:
   w5xde doctor
   w5xde doctor @ticket                            and whether that coordinator lets this machine in
+  w5xde doctor @ticket train.py                   and how much of this machine a run over this link would use
   w5xde doctor 192.168.1.20:5555                  or only whether it can be reached
   w5xde doctor --runs /data/runs --json
 exit code 1 if there is an error; a warning alone costs speed or comfort""",
@@ -148,7 +149,13 @@ exit code 1 if there is an error; a warning alone costs speed or comfort""",
                 "metavar": "TICKET",
                 "nargs": "?",
                 "help": "a coordinator to look for: a ticket, @FILE or HOST:PORT",
-            }
+            },
+            "job": {
+                "metavar": "JOB",
+                "nargs": "?",
+                "help": f"with a ticket: time a step of this job ({_JOB}), measure the link, and predict"
+                " how much of this machine --mode sync and --mode rounds would use",
+            },
         },
     ),
 }

@@ -117,12 +117,10 @@ class Answers:
         notes = [ev.Note("little memory", text, {"node": event.node})] if text else []
         column = lease.step.leaf_batches
         if text and all(each.batches_max < column for each in state.members):
-            # A column of a round cannot be divided.
-            error = (
-                f"no node can hold the {column} batches of a column at once: use --data local or cached,"
-                " smaller batches, or fewer --local-steps"
-            )
-            return [expire, *notes, *state.finish("", error=error)]
+            # A column of a round cannot be divided. A node that can hold it may still come.
+            need = f"no node that is here can hold the {column} batches of a column at once: let one join that can,"
+            fix = "or begin a new run with --data local or cached, smaller batches, or fewer --local-steps"
+            notes.append(ev.Note("little memory", f"{need} {fix}", {"batches": column}))
         return [expire, *notes, *state.lend(state.members, now)]
 
     def _lend_to(self, member: Member | None, now: float) -> list[ev.Effect]:

@@ -2,6 +2,7 @@
 
 With a ticket the check greets as a node does, over TLS with the pinned certificate, and learns which run it
 is. The greeting says that it only looks, so the ticket is not used. Without a ticket a coordinator refuses.
+With a job it also times a step, measures the link, and predicts what a run would use of this machine.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,14 @@ from typing import Any
 import w5xde
 from w5xde.api import find_ticket, parse_address
 from w5xde.doctor.finding import Check, Finding, State
+from w5xde.doctor.greeting import greeting, receive
+from w5xde.doctor.link_probe import measure_link
+from w5xde.doctor.link_use import SHARE_FEW, Prediction
+from w5xde.doctor.step_time import NoDataHere, time_step
 from w5xde.errors import JoinError, RemoteProtocolError
-from w5xde.messages import PROTOCOL_VERSION, Hello, Leave, Message, Refuse, Welcome
-from w5xde.protocol.wire import MAGIC, Decoder, encode
+from w5xde.learn.job.job import Job
+from w5xde.messages import PROTOCOL_VERSION, Leave, Message, Refuse, Welcome
+from w5xde.protocol.wire import Decoder, encode
 from w5xde.runtime.net import tls
 from w5xde.runtime.net.sockets import is_here
 from w5xde.runtime.node.limits import WELCOME_LIMITS
@@ -30,6 +36,8 @@ DIAL_SECONDS = 5.0
 GREETING_SECONDS = 5.0
 # Resolving a name has no limit of its own; systems give up after about 30 s.
 ROUTE_SECONDS = 60.0
+# Building a large model and reading the first batch of its data may take long.
+JOB_SECONDS = 120.0
 DIALS = 5
 # A name may have many addresses, and a ticket several names.
 ADDRESSES_MAX = 16
@@ -54,8 +62,22 @@ def target_of(text: str) -> Target:
     return Target((parse_address(text),))
 
 
-def coordinator_checks(target: Target) -> list[Check]:
-    return [Check("route", ROUTE_SECONDS, lambda: check_route(target))]
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """A job that this machine may help with."""
+
+    job: Job
+    batch_size: int
+    device: str
+
+
+def coordinator_checks(target: Target, prospect: Prospect | None = None) -> list[Check]:
+    """The checks of a coordinator; with a prospect also what this machine would do for it."""
+    met = Met()
+    checks = [Check("route", ROUTE_SECONDS, lambda: check_route(target, met))]
+    if prospect is not None:
+        checks.append(Check("job", JOB_SECONDS, lambda: check_use(target, met, prospect)))
+    return checks
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +98,25 @@ class _Address:
         sock.settimeout(DIAL_SECONDS)
         try:
             sock.connect(self.sockaddr)
+            # As nodes do: a greeting must not wait until the end of the handshake is acknowledged.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except BaseException:
             sock.close()
             raise
         return sock
 
 
-def check_route(target: Target) -> Iterator[Finding]:
-    """Dial every address, and greet the first that answers."""
+@dataclass(slots=True)
+class Met:
+    """What the check of the route learned, once a coordinator has welcomed it."""
+
+    address: _Address | None = None
+    round_trip_seconds: float = 0.0
+    welcome: Welcome | None = None
+
+
+def check_route(target: Target, met: Met | None = None) -> Iterator[Finding]:
+    """Dial every address, and greet the first that answers; `met` is filled with what is learned."""
     addresses: list[_Address] = []
     for host, port in target.addresses:
         try:
@@ -106,7 +139,7 @@ def check_route(target: Target) -> Iterator[Finding]:
         else:
             yield _not_reached(address, taken, is_only=not reached)
     if reached:
-        yield from _check_coordinator(reached[0][0], target.ticket)
+        yield from _check_coordinator(reached[0][0], target.ticket, met or Met())
 
 
 def _seconds_to_connect(address: _Address) -> float | OSError:
@@ -128,13 +161,14 @@ def _not_reached(address: _Address, error: OSError, *, is_only: bool) -> Finding
     return Finding("route", state, f"nothing answers at {address} ({reason})", fix, "W5-103")
 
 
-def _check_coordinator(address: _Address, ticket: Ticket | None) -> Iterator[Finding]:
-    yield _link(address)
+def _check_coordinator(address: _Address, ticket: Ticket | None, met: Met) -> Iterator[Finding]:
+    link = _link(address)
+    yield link
     answer = None
     # A coordinator neither hangs up nor stays silent.
     with contextlib.suppress(OSError):
         try:
-            with _connect(address, ticket) as sock:
+            with _connector(address, ticket)() as sock:
                 secured = tls.version_of(sock)
                 answer = _greet(sock, ticket)
         except JoinError as error:
@@ -145,6 +179,8 @@ def _check_coordinator(address: _Address, ticket: Ticket | None) -> Iterator[Fin
             yield Finding("coordinator", "error", f"it speaks another w5xde: {error.what}", fix, error.code)
             return
     if isinstance(answer, Welcome):
+        met.address, met.welcome = address, answer
+        met.round_trip_seconds = link.measured.get("round_trip_seconds", 0.0)
         what = f"run {answer.run}, {answer.rules.mode}, protocol {PROTOCOL_VERSION}"
         yield Finding("coordinator", "ok", what, measured={"run": answer.run})
         yield _privacy(address, secured)
@@ -176,45 +212,61 @@ def _link(address: _Address) -> Finding:
     what = f"a round trip takes {seconds * 1000:.2f} ms"
     measured = {"round_trip_seconds": round(seconds, 6)}
     if seconds > ROUND_TRIP_SECONDS_MANY:
-        fix = "use larger batches, or --mode async, which does not wait for the slowest"
+        fix = "use larger batches, or --mode rounds, which talks seldom"
         return Finding("link", "warning", what, fix, measured=measured)
     return Finding("link", "ok", what, measured=measured)
 
 
-def _connect(address: _Address, ticket: Ticket | None) -> socket.socket:
-    """Open a connection for a greeting. Raises JoinError if it leads to another machine than the ticket's."""
+def _connector(address: _Address, ticket: Ticket | None) -> Callable[[], socket.socket]:
+    """A function that connects for a greeting. JoinError if the way leads elsewhere than the ticket says."""
     if ticket is None or ticket.is_clear:
-        return address.dial()
+        return address.dial
     if ticket.is_pki:
-        return tls.shake_hands(address.dial(), tls.client_context_pki(), address.name, str(address))
+        trusted = tls.client_context_pki()
+        return lambda: tls.shake_hands(address.dial(), trusted, address.name, str(address))
     # As a node does: look at the certificate, then connect again and require it.
     with tls.shake_hands(address.dial(), tls.inspection_context(), tls.NO_NAME, str(address)) as looking:
         certificate = tls.check_pin(looking, ticket.fingerprint, str(address))
-    return tls.shake_hands(address.dial(), tls.client_context(certificate), tls.NO_NAME, str(address))
+    pinned = tls.client_context(certificate)
+    return lambda: tls.shake_hands(address.dial(), pinned, tls.NO_NAME, str(address))
 
 
 def _greet(sock: socket.socket, ticket: Ticket | None) -> Message | None:
     """Greet as a node does, and leave; returns the answer, or None if it is not of this protocol."""
-    decoder = Decoder(WELCOME_LIMITS)
-    deadline = time.monotonic() + GREETING_SECONDS
-    proof = ticket.id + ticket.secret.reveal() if ticket is not None else b""
-    hello = Hello(
-        protocol=PROTOCOL_VERSION, package=w5xde.__version__, name="doctor", ticket=proof, looks=True
-    )
-    sock.sendall(encode(hello))
-    is_first = True
-    while (left := deadline - time.monotonic()) > 0:
-        sock.settimeout(left)
-        buffer = decoder.get_buffer()
-        count = sock.recv_into(buffer)
-        if not count or (is_first and buffer[: min(count, 2)] != MAGIC[:count]):
-            return None
-        is_first = False
-        for frame in decoder.buffer_updated(count):
-            with contextlib.suppress(OSError):
-                sock.sendall(encode(Leave("w5xde doctor was only looking")))
-            return frame.message
-    return None
+    sock.sendall(encode(greeting(ticket)))
+    answer = receive(sock, Decoder(WELCOME_LIMITS), time.monotonic() + GREETING_SECONDS)
+    if answer is not None:
+        with contextlib.suppress(OSError):
+            sock.sendall(encode(Leave("w5xde doctor was only looking")))
+    return answer.message if answer is not None else None
+
+
+# --- what a run would use of this machine ---------------------------------------------------------
+
+
+def check_use(target: Target, met: Met, prospect: Prospect) -> Iterator[Finding]:
+    """Time a step of the job, measure the link, and predict for which share of the time a node computes."""
+    welcome, address, ticket = met.welcome, met.address, target.ticket
+    if welcome is None or address is None or ticket is None:
+        return  # why there is no welcome was told already
+    try:
+        step = time_step(prospect.job, welcome, prospect.batch_size, prospect.device)
+    except NoDataHere as error:
+        what = f"the time of a step cannot be measured here: {error}"
+        fix = "a run needs no data here, but this check computes a batch of it: copy the data, or try a join"
+        yield Finding("job", "warning", what, fix, error.code)
+        return
+    link = measure_link(_connector(address, ticket), ticket, met.round_trip_seconds)
+    yield use_finding(Prediction(step, link), welcome.rules.mode)
+
+
+def use_finding(predicted: Prediction, mode: str) -> Finding:
+    """What is predicted for a run in this mode, as a finding."""
+    what, numbers = predicted.sentence(mode), predicted.numbers()
+    if predicted.best < SHARE_FEW:
+        fix = "use larger batches, or --data local; or let a machine help that has a better link"
+        return Finding("link", "warning", what, fix, measured=numbers)
+    return Finding("link", "ok", what, measured=numbers)
 
 
 def _not_a_coordinator(address: _Address, ticket: Ticket | None) -> Iterator[Finding]:

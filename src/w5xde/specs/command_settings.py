@@ -46,7 +46,7 @@ COMMAND_SETTINGS: dict[str, list[str]] = {
     "audit": ["runs", "json"],
     "export": ["runs", "json"],
     "explain": ["json"],
-    "doctor": ["host", "port", "runs", "device", "json"],
+    "doctor": ["host", "port", "runs", "device", "batch_size", "json"],
 }
 # Defaults of a command that differ from the schema.
 COMMAND_DEFAULTS: dict[str, dict[str, Any]] = {

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 OFF = "off"
@@ -41,3 +42,20 @@ def parse_robust(text: str) -> Robust | None:
     if found is None or int(found[1]) > TRIM_MAX:
         raise ValueError(f"robust {text!r} must be off, median or trim:B with B from 1 to {TRIM_MAX}")
     return Robust(int(found[1]))
+
+
+def require_robust(setting: str, mode: str, step_batches: Callable[[], int]) -> None:
+    """Refuse a rule that this mode cannot follow, or for which its steps have too few batches; ValueError."""
+    rule = parse_robust(setting)
+    if rule is None:
+        return
+    if mode == "async":
+        raise ValueError(
+            f"robust {setting} compares the gradients of several nodes for one step, and in mode"
+            " async each step has one node: use mode sync, or robust off and verify 0.1"
+        )
+    if step_batches() < rule.needs:
+        raise ValueError(
+            f"robust {setting} takes {rule.needs} nodes in a step, and batches-per-step"
+            f" {step_batches()} is too few for them: make it {rule.needs} or more"
+        )

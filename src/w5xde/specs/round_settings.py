@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from w5xde.compression import AUTO, AUTO_LOSSY, Directions, parse_compress
 from w5xde.specs.round_lengths import GROWTH_STEPS, ROUND_STEPS_MAX, RoundLengths
+
+# The setting `local-steps`, as the user gives it.
+LocalSteps: TypeAlias = int | str | None
 
 ROUNDS = "rounds"
 # A step has as many batches as a round has columns, which nodes compute at the same time.
 ROUND_COLUMNS = 4
 # By default rounds grow up to so many steps: measured (docs/findings.md, "Rounds").
-ROUND_STEPS_USUAL = 50
+ROUND_STEPS_USUAL = 20
 # With `auto`: longer rounds need more samples than they save time.
 AUTO_STEPS_MAX = 200
 # The codec of both directions, if the user names none.
 ROUND_CODEC = "q4 | zstd:1"
 
 
-def require_local_steps(mode: str, said: str | None, rate: float | None) -> None:
+def require_local_steps(mode: str, local_steps: LocalSteps, rate: float | None) -> None:
     """Refuse values of `local-steps` and `round-rate` that make no sense in this mode; ValueError."""
+    said = None if local_steps is None else str(local_steps)
     if mode != ROUNDS:
         if rate is not None:
             raise ValueError(f"round-rate is for mode rounds, and the mode is {mode}")
@@ -41,14 +47,20 @@ def _is_form(said: str) -> bool:
     return True
 
 
-def round_lengths(said: str | None) -> RoundLengths:
+def round_lengths(said: LocalSteps) -> RoundLengths:
     """How many steps each round has.
 
     With `auto`, as at first: the run finds the most that is useful.
     """
-    if said is not None and _is_form(said):
-        return RoundLengths.parse(said)
+    if said is not None and _is_form(str(said)):
+        return RoundLengths.parse(str(said))
     return RoundLengths(ROUND_STEPS_USUAL, GROWTH_STEPS)
+
+
+def round_steps_max(said: LocalSteps) -> int:
+    """The most steps that a round may have."""
+    lengths = round_lengths(said)
+    return max(lengths.most, AUTO_STEPS_MAX) if said == "auto" else lengths.most
 
 
 def round_directions(setting: str) -> Directions:

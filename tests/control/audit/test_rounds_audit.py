@@ -11,7 +11,6 @@ import pytest
 from tests.control.audit.test_auditor import audited
 from tests.control.driver import Driver
 from w5xde.control import events as ev
-from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.ledger_records import Record, RecordBuilder
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.plan import Plan
@@ -45,7 +44,6 @@ def honest() -> list[Record]:
     driver = Written(plan)
     driver.join("a", "b")
     driver.run()
-    assert isinstance(driver.core, CoordinatorCore)
     return [*driver.builder.drain(), {"kind": "stop", "reason": "all steps done", "error": ""}]
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import heapq
 from itertools import count
-from typing import Any
 
 import pytest
 
 from tests.control.driver import Driver, only
 from w5xde.control import events as ev
-from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.plan import Plan
 from w5xde.specs.round_lengths import RoundLengths
@@ -75,15 +73,23 @@ def test_a_column_that_fails_everywhere_is_set_aside_as_a_whole() -> None:
     assert driver.core.view.progress.epochs == 1
 
 
-def test_a_run_ends_if_no_node_can_hold_a_column() -> None:
+def test_a_run_waits_for_a_node_that_can_hold_a_column_and_says_so_once() -> None:
     driver = Driver(plan(), CoreSettings("rounds"))
-    driver.node = lambda work: [
-        ev.Dropped(work.node, lease.id, lease.batches if work.node == "b" else 0) for lease in work.leases
-    ]
-    driver.join("b")
+
+    def node(work: ev.Assign) -> list[ev.Event]:
+        if work.node == "small":
+            return [ev.Dropped("small", lease.id, lease.batches) for lease in work.leases]
+        return driver.answer(work)
+
+    driver.node = node
+    driver.join("small")
+    for _ in range(100):
+        driver.work()
+    told = [note.text for note in only(ev.Note, driver.effects) if note.kind == "little memory"]
+    assert len([text for text in told if "no node that is here can hold the 5 batches" in text]) == 1
+    driver.join("big")
     driver.run()
-    assert driver.finish is not None
-    assert "no node can hold the 5 batches of a column" in driver.finish.error
+    assert driver.core.view.progress.batches == 400
 
 
 def test_a_node_that_cannot_hold_a_column_leaves_them_to_others() -> None:
@@ -100,31 +106,28 @@ def test_a_node_that_cannot_hold_a_column_leaves_them_to_others() -> None:
     assert driver.core.view.progress.batches == 400
 
 
-class Pool:
+class Pool(Driver):
     """Nodes of given speeds in virtual time; each computes one lease after the other."""
 
-    def __init__(self, core: CoordinatorCore, seconds: dict[str, float]) -> None:
-        self._core = core
+    def __init__(self, of: Plan, seconds: dict[str, float]) -> None:
+        super().__init__(of, CoreSettings("rounds"))
         self._seconds = seconds
-        self._queue: list[tuple[float, int, Any]] = []
+        self._queue: list[tuple[float, int, ev.Answered]] = []
         self._numbers = count()
         self._free_at = dict.fromkeys(seconds, 0.0)
         self._cancelled: set[int] = set()
-        self.now = 0.0
         self.rounds = 0
 
-    def feed(self, event: ev.Event) -> None:
-        for effect in self._core.handle(event, self.now):
-            match effect:
-                case ev.Assign():
-                    self._lend(effect)
-                case ev.CancelLeases():
-                    self._cancelled.update(effect.leases)
-                    for lease in effect.leases:
-                        self._later(0.0, ev.Dropped(effect.node, lease))
-                case ev.Step():
-                    self.rounds += 1
-                    self._later(0.0, ev.Stepped([effect.plan.index]))
+    def perform(self, effect: ev.Effect) -> list[ev.Event]:
+        match effect:
+            case ev.Assign():
+                self._lend(effect)
+                return []
+            case ev.CancelLeases():
+                self._cancelled.update(effect.leases)
+            case ev.Step():
+                self.rounds += 1
+        return super().perform(effect)
 
     def _lend(self, work: ev.Assign) -> None:
         for lease in work.leases:
@@ -134,19 +137,17 @@ class Pool:
             answer = ev.Answered(work.node, [lease.id], each, each)
             self._later(self._free_at[work.node] - self.now, answer)
 
-    def _later(self, seconds: float, event: ev.Event) -> None:
+    def _later(self, seconds: float, event: ev.Answered) -> None:
         heapq.heappush(self._queue, (self.now + seconds, next(self._numbers), event))
 
-    def run(self, seconds: float) -> None:
-        for node in self._seconds:
-            self.feed(ev.Joined(node))
+    def run_for(self, seconds: float) -> None:
+        self.join(*self._seconds)
         tick = 0.0
         while self.now < seconds:
             if self._queue and self._queue[0][0] <= tick:
                 self.now, _, event = heapq.heappop(self._queue)
-                is_void = isinstance(event, ev.Answered) and event.leases[0] in self._cancelled
-                if is_void:
-                    # A node notices after the batch in progress; what it would have computed is not done.
+                if event.leases[0] in self._cancelled:
+                    # A node notices between two batches; what it would have computed is not done.
                     self._free_at[event.node] = self.now
                 else:
                     self.feed(event)
@@ -158,9 +159,9 @@ class Pool:
 
 @pytest.mark.parametrize("columns", [13, 16, 26])
 def test_a_node_at_a_quarter_of_the_speed_costs_less_than_a_tenth(columns: int) -> None:
-    core = CoordinatorCore(plan(columns, "10", epochs=100_000, samples=columns * 10), CoreSettings("rounds"))
-    pool = Pool(core, {"a": 0.1, "b": 0.1, "c": 0.1, "slow": 0.4})
-    pool.run(600.0)
+    of = plan(columns, "10", epochs=100_000, samples=columns * 10)
+    pool = Pool(of, {"a": 0.1, "b": 0.1, "c": 0.1, "slow": 0.4})
+    pool.run_for(600.0)
     ideal = 600.0 * (3 / 0.1 + 1 / 0.4) / (columns * 10)
     assert pool.rounds / ideal > 0.9
 

@@ -83,6 +83,26 @@ def test_nobody_is_taken_at_his_word_to_be_far_faster_or_slower(
     assert peer.guess_seconds == expected
 
 
+def test_a_peer_that_only_looks_gets_and_may_send_the_bytes_of_its_probe_and_is_refused_all_the_same(
+    prepared: Prepared, peer: Peer
+) -> None:
+    check = CanaryCheck(prepared, verifies=False)
+    # Of a node that works, a probe means nothing.
+    peer.probe_bytes = 1000
+    assert check.limits_of(peer) == check.limits
+    assert check.canary(peer)[0] is not None
+    peer.is_looking = True
+    canary, pieces = check.canary(peer)
+    assert (canary, [len(piece) for piece in pieces]) == (None, [1000])
+    assert check.limits_of(peer) == GREETING_LIMITS._replace(body_bytes_max=1000)
+    objection = check.objection(peer, Ready(""), bytearray(1000))
+    assert objection is not None
+    assert objection.code == "W5-113"
+    peer.probe_bytes = 0
+    assert check.canary(peer) == (None, [])
+    assert check.limits_of(peer) == GREETING_LIMITS
+
+
 def test_each_objection_has_its_code(prepared: Prepared, peer: Peer) -> None:
     check = CanaryCheck(prepared, verifies=False)
     digest, body = proof(prepared)

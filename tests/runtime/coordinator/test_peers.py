@@ -7,16 +7,15 @@ from typing import Any, cast
 
 from w5xde.control.pool.connection_limits import ConnectionLimits
 from w5xde.messages import PROTOCOL_VERSION, Hello, Layout, Rules, Welcome
-from w5xde.protocol.wire import GREETING_LIMITS, encode
+from w5xde.protocol.wire import GREETING_LIMITS, Limits, encode
 from w5xde.runtime.admission.gatekeeper import Admission
 from w5xde.runtime.coordinator.peers import Peers
 from w5xde.runtime.net.listener import Candidate
+from w5xde.runtime.pipeline.peer import Peer
 
 
 class Around:
     """A coordinator, a gatekeeper who knows local nodes alone, and a canary check without a canary."""
-
-    limits = GREETING_LIMITS
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -29,6 +28,9 @@ class Around:
             gatekeeper=cast(Any, self),
             canary_check=cast(Any, self),
         )
+
+    def limits_of(self, peer: Peer) -> Limits:
+        return GREETING_LIMITS
 
     def say(self, kind: str, text: str, node: str) -> None:
         self.told.append(text)

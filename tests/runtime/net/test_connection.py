@@ -14,6 +14,7 @@ import pytest
 from w5xde.config import Settings
 from w5xde.control.pool.connection_limits import ConnectionLimits
 from w5xde.errors import JoinError, UsageError
+from w5xde.message_types import PROBE_BYTES_MAX
 from w5xde.messages import Beat, Bye, Hello, Message, Params, Ready, Update
 from w5xde.protocol.session import COORDINATOR, NODE, WORKING
 from w5xde.protocol.wire import Body, Limits, encode
@@ -187,6 +188,7 @@ def test_every_message_of_the_greeting_fits_its_limit() -> None:
     longest = Hello(
         protocol=1, package="x" * 200, name="n" * 64, run="r" * 200, device="d" * 200, torch="t" * 200,
         machine="m" * 200, ticket=b"t" * 64, credential=b"c" * 64, looks=True,
+        probe=PROBE_BYTES_MAX,
     )  # fmt: skip
     assert len(encode(longest)) < 4096
 

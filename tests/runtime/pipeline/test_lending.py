@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 from w5xde.compression import NONE
@@ -37,6 +38,8 @@ class Around:
         self.verifier = Kept()
         self.leases: dict[int, Lease] = {}
         self.reading: list[Callable[[], None]] = []
+        # This is not rounds mode.
+        self.plan = SimpleNamespace(rounds=None)
         self.peer = Peer(cast(Any, self), cast(Any, None), name="a", is_ready=True)
         self.peer.params = self.peer.params_asked = SentParams(version)
         ports = Ports(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import resource
@@ -11,22 +13,28 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.processes import JOBS, command, run_python, ticket_of
-from tests.sockets import answering, closed_port, free_port, full_backlog
+from tests.processes import HERE, JOBS, command, coordinator, forked, run_python, ticket_of
+from tests.sockets import answering, clear_ticket, closed_port, free_port, full_backlog
+from w5xde.bench.measure.processes import Line
+from w5xde.bench.measure.relay import be_relay, open_listener
 from w5xde.cli.main import main
 from w5xde.config import Settings
 from w5xde.doctor import local_checks as here
 from w5xde.doctor import remote_checks as there
 from w5xde.doctor.finding import Check, Finding, examine
-from w5xde.errors import JoinError, UsageError
+from w5xde.doctor.link_probe import measure_link
+from w5xde.errors import JobError, JoinError, UsageError
+from w5xde.learn.job.job import load_job
 from w5xde.messages import Beat, Refuse
 from w5xde.protocol.wire import encode
 from w5xde.runtime.system import memory
+from w5xde.specs.round_settings import ROUND_STEPS_USUAL
+from w5xde.ticket import Ticket, parse
 
 KEYS = {"check", "state", "what", "fix", "code", "measured"}
 
@@ -253,6 +261,141 @@ def test_tls_is_recognised(tmp_path: Path) -> None:
     # It may be ours: only a ticket would tell.
     assert (found["coordinator"][0].state, found["coordinator"][0].code) == ("warning", "W5-102")
     assert found["tls"][0].measured["tls"].startswith("TLSv1.")
+
+
+# --- what a run would use of this machine ---------------------------------------------------------
+
+JOB = """
+import torch, w5xde
+from torch import nn
+from torch.utils.data import TensorDataset
+
+def data():
+    {data}
+    return TensorDataset(torch.ones(64, 8), torch.zeros(64, 1))
+
+job = w5xde.Job(
+    model=lambda: nn.Sequential(nn.Linear(8, {width}), nn.Linear({width}, 1)),
+    data=data,
+    loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+    optimizer=lambda params: torch.optim.Adam(params),
+)
+"""
+# 200,001 parameters: in sync mode 1.4 MB travel for each step.
+WIDTH = 20_000
+SLOW_BYTES_PER_SECOND = 1.25e6
+
+
+def job_file(folder: Path, *, width: int = WIDTH, data: str = "pass") -> str:
+    path = folder / f"train_{width}_{len(data)}.py"
+    path.write_text(JOB.format(width=width, data=data))
+    return str(path)
+
+
+@contextlib.contextmanager
+def slow_link(ticket: Ticket, bytes_per_second: float) -> Iterator[Ticket]:
+    """Yield a ticket that leads to the same coordinator through a relay."""
+    listener = open_listener()
+    here, there = socket.socketpair()
+    with listener, here, there:
+        Line(here, "relay").say([HERE, ticket.addresses[0][1]])
+        with forked(lambda: be_relay(Line(there, "test"), listener, bytes_per_second)):
+            yield dataclasses.replace(ticket, addresses=((HERE, listener.getsockname()[1]),))
+
+
+def meet(ticket: Ticket) -> Callable[[str], Finding]:
+    """Check the way to a coordinator once; return a function that says what the doctor finds for a job."""
+    target, met = there.Target(ticket.addresses, ticket), there.Met()
+    found = list(there.check_route(target, met))
+    assert met.welcome is not None, found
+
+    def use(job: str) -> Finding:
+        prospect = there.Prospect(load_job(job), 8, "cpu")
+        return only(examine([Check("job", 60.0, lambda: there.check_use(target, met, prospect))]))
+
+    return use
+
+
+def test_on_a_slow_link_rounds_are_predicted_to_use_far_more_of_the_machine(tmp_path: Path) -> None:
+    job = job_file(tmp_path)
+    with (
+        coordinator(tmp_path, job, nodes=0, data="local") as run,
+        slow_link(run.ticket, SLOW_BYTES_PER_SECOND) as slow,
+    ):
+        done = run_python(
+            "-m", "w5xde", "doctor", slow.to_text(), job, "--port", "0", "--batch-size", "8", "--json"
+        )
+        report = json.loads(done.stdout)
+        assert report["errors"] == 0, done.stderr
+        link = report["checks"][-1]
+        assert link["check"] == "link"
+        found = link["measured"]
+        assert found["parameters"] == 10 * WIDTH + 1
+        assert found["parameter_bytes"] == 4 * found["parameters"]
+        # Relay, coordinator and doctor share the cores with other tests.
+        for way in ("down", "up"):
+            assert SLOW_BYTES_PER_SECOND / 4 < found[f"{way}_bytes_per_second"] < SLOW_BYTES_PER_SECOND * 2
+            assert found[f"{way}_bound"] == "about"
+        assert found["round_trip_seconds"] > 0
+        assert found["step_seconds"] > 0
+        assert found["batch_bytes"] == 0
+        assert found["share_sync"] < found["share_rounds"]
+        assert found["advice"] == "rounds"
+        assert "use --mode rounds" in link["what"]
+        assert "--mode rounds" in done.stderr
+        # Nobody joined, and the ticket is as it was.
+        assert "admitted" not in run.ledger_text()
+        assert run.process.text.count("it came to look, and not to work") <= 1
+
+
+def test_a_run_in_rounds_is_told_what_it_uses_and_another_model_or_missing_data_are_told(
+    tmp_path: Path,
+) -> None:
+    with coordinator(tmp_path, job_file(tmp_path), nodes=0, mode="rounds") as run:
+        use = meet(run.ticket)
+        found = use(job_file(tmp_path))
+        assert (found.check, found.measured["batch_bytes"]) == ("link", 8 * (8 + 1) * 4)
+        assert "this run uses" in found.what
+        assert f"once rounds have {ROUND_STEPS_USUAL} steps" in found.what
+        other = use(job_file(tmp_path, width=5))
+        assert (other.check, other.state, other.code) == ("job", "error", "W5-201")
+        assert "your model differs from the run's" in other.what
+        missing = use(job_file(tmp_path, data="raise FileNotFoundError('images.npy')"))
+        assert (missing.check, missing.state, missing.code) == ("job", "warning", "W5-202")
+        assert "images.npy" in missing.what
+
+
+def test_a_probe_of_a_coordinator_that_hangs_up_is_told() -> None:
+    with answering(lambda connection: None) as address:
+        host, port = address.split(":")
+        with pytest.raises(JoinError, match="cannot be measured") as caught:
+            measure_link(
+                lambda: socket.create_connection((host, int(port))), parse(clear_ticket(address)), 0.001
+            )
+    assert "same version" in caught.value.fix
+
+
+def test_a_job_that_cannot_be_loaded_or_has_no_ticket_is_refused_before_anything_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closed_port() as address:
+        ticket = clear_ticket(address)
+        assert main(["doctor", ticket, str(tmp_path / "nothing.py")]) == JobError.exit_code
+        told = capsys.readouterr()
+        assert told.err.startswith("error[W5-206]: there is no job file")
+        assert told.out == ""
+        assert main(["doctor", address, job_file(tmp_path)]) == UsageError.exit_code
+    told = capsys.readouterr()
+    assert told.err.startswith("error[W5-210]: what a run of")
+    assert "w5xde doctor @ticket" in told.err
+
+
+def test_nothing_is_predicted_for_a_coordinator_that_was_not_met(tmp_path: Path) -> None:
+    with closed_port() as address:
+        target = there.target_of(clear_ticket(address))
+        prospect = there.Prospect(load_job(job_file(tmp_path)), 8, "cpu")
+        found = list(examine(there.coordinator_checks(target, prospect)))
+    assert [each.check for each in found] == ["route"]
 
 
 # --- this machine ---------------------------------------------------------------------------------

@@ -87,7 +87,12 @@ def test_a_job_that_cannot_be_trained_is_refused_in_the_users_words(
         (["train", JOBS], 20, "W5-207", "name one"),
         (["train", f"{JOBS}:job", "--batchsize", "3"], 2, "W5-210", "Did you mean --batch-size?"),
         (["train", f"{JOBS}:job", "--batch-size", "0"], 2, "W5-210", "batch-size 0 must be 1 or more"),
-        (["train", f"{JOBS}:job", "--mode", "semi"], 2, "W5-210", "mode 'semi' must be sync or async"),
+        (
+            ["train", f"{JOBS}:job", "--mode", "semi"],
+            2,
+            "W5-210",
+            "mode 'semi' must be sync, async or rounds",
+        ),
         (["train", f"{JOBS}:job", "--name", "../up"], 2, "W5-210", "must be letters"),
         (["train", f"{JOBS}:job", "--device", "cuda"], 2, "W5-301", "--device auto"),
         (

@@ -18,13 +18,13 @@ from w5xde.control.audit.lease_check import LeaseCheck
 from w5xde.control.audit.records import (
     NAMED_MAX,
     STEP_BATCHES_MAX,
-    STRETCH_STEPS_MAX,
     AppliedStep,
     Record,
     named,
+    steps_of,
     whole,
 )
-from w5xde.specs.round_lengths import ROUND_STEPS_MAX, RoundLengths
+from w5xde.specs.round_lengths import RoundLengths
 
 # Settings that a resumed run may change.
 _LIMITS = ("epoch_limit", "step_limit")
@@ -137,8 +137,7 @@ class Auditor:
         del self._steps[version:]
         # Newer ones are damaged; if they are not, `_begin_work` finds that durable steps were lost.
         self._found.checkpoints = {at: sha for at, sha in self._found.checkpoints.items() if at <= version}
-        self._aside = _keys(record["aside"])
-        self._require_recorded_aside()
+        self._resumed(record)
         self._complete = {
             epoch: at
             for epoch, at in self._complete.items()
@@ -154,9 +153,6 @@ class Auditor:
 
     def _resumed(self, record: Record) -> None:
         self._aside = _keys(record["aside"])
-        self._require_recorded_aside()
-
-    def _require_recorded_aside(self) -> None:
         if not self._aside <= self._ever_aside:
             self._wrong(f"calls {named(self._aside - self._ever_aside)} set aside, which never were")
 
@@ -233,13 +229,10 @@ class Auditor:
 
     def _read_steps(self, record: Record) -> list[AppliedStep]:
         """Return the steps of a `step` record: those of a round, else one, which may be a stretch."""
-        if "columns" not in record:
-            is_apart = record.get("apart") is True
-            return [AppliedStep.of(record, STRETCH_STEPS_MAX if is_apart else self._plan["step_batches"])]
-        steps = AppliedStep.of_round(record, self._plan["step_batches"], ROUND_STEPS_MAX)
+        steps = steps_of(record, self._plan["step_batches"])
         # A batch that is tried again after a restart is a round of its own, outside of the planned ones.
         planned = self._lengths.at(max(0, record["step"])) if self._lengths is not None else 0
-        if len(steps) > planned:
+        if "columns" in record and len(steps) > planned:
             self._wrong(f"applies a round of {len(steps)} steps where {planned} were planned")
         return steps
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from w5xde.specs.round_lengths import ROUND_STEPS_MAX
+
 # The most batches that a step may have.
 STEP_BATCHES_MAX = 65536
 # The most steps that are applied as one stretch.
@@ -95,6 +97,17 @@ class AppliedStep:
     def samples(self, start: int, stop: int) -> int:
         """Count the samples of its batches from `start` to `stop`."""
         return sum(size * count for size, count in self.sizes_of(start, stop))
+
+
+def steps_of(record: Record, batches_max: int) -> list[AppliedStep]:
+    """Read the `step` record of a run with so many batches a step: a round as its steps, or one step.
+
+    That one may be a stretch. ValueError as in `AppliedStep.of`.
+    """
+    if "columns" in record:
+        return AppliedStep.of_round(record, batches_max, ROUND_STEPS_MAX)
+    is_apart = record.get("apart") is True
+    return [AppliedStep.of(record, STRETCH_STEPS_MAX if is_apart else batches_max)]
 
 
 def whole(number: Any) -> int:

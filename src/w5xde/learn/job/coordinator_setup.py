@@ -77,6 +77,11 @@ class Prepared:
     rounds: Rounds | None = None
     make_columns: Callable[[], Columns] | None = None
 
+    @property
+    def settled(self) -> dict[str, float]:
+        """Settings whose defaults the job decides, as they are now: a later version may decide otherwise."""
+        return {"round_rate": self.rounds.rate} if self.rounds is not None else {}
+
 
 def prepare(job: Job, settings: Settings, place_state: StatePlace = lambda vector, whole: None) -> Prepared:
     """Build model, data and optimizer, and try the first batch.

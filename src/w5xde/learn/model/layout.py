@@ -159,7 +159,9 @@ def differences(ours: Layout, theirs: Layout) -> list[str]:
 
 
 def _shown(entry: Entry) -> str:
-    kind = {TRAINED: "", FROZEN: " frozen", MOVING: " buffer", STILL: " buffer"}[entry.role]
+    kind = {TRAINED: "", FROZEN: " frozen", CARRIED: " statistic", AVERAGED: " statistic"}.get(
+        entry.role, " buffer"
+    )
     return f"{tuple(entry.shape)} {entry.dtype}{kind}"
 
 

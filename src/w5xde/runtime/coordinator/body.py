@@ -114,8 +114,7 @@ class Coordinator:
             host, port = listener.address
             setup.open_ledger(self._journal, self._run_folder, self._settings, self._core, self._restored)
             # After the ledger: a life in the manifest that the ledger does not know proves a loss.
-            lengths = setup.lengths_of(self._core)
-            self._run_folder.manifest({"port": port, "life": self._journal.life} | lengths)
+            self._run_folder.manifest(setup.facts_of_life(port, self._journal.life, self._core))
             for kind, text in setup.opening_notes(
                 self._prepared, self._restored, self._core, self._journal.life
             ):
@@ -204,12 +203,8 @@ class Coordinator:
         if saved.weights_step is not None:
             await self._evaluator.measure_last(self._settings.threads)
         status = self.status()
-        scaling = self._prepared.scaling
-        self.summary = {
-            **self.meters.summary(status, self._view.accounts.aside),
-            "scaled_for_batch": scaling.facts() if scaling is not None else None,
-            **saved.facts(),
-        }
+        scaled = {"scaled_for_batch": scaling.facts() if (scaling := self._prepared.scaling) else None}
+        self.summary = {**self.meters.summary(status, self._view.accounts.aside), **scaled, **saved.facts()}
         await self._ending.close(status.row(), self.reason, self._error, self.summary)
         self._callbacks.tell(lambda callback: callback.on_end(status, self.summary))
 

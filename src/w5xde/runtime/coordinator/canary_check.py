@@ -7,6 +7,7 @@ that a node claims to have never exempts it from a check.
 from __future__ import annotations
 
 import math
+import os
 
 from w5xde.control.pool.patience import GREETING_SECONDS, complain_if_unready
 from w5xde.learn.job.coordinator_setup import Prepared
@@ -42,14 +43,21 @@ class CanaryCheck:
         self._answer_bytes = self._expected.answer_bytes if self._expected is not None else 0
         # Only nodes that keep samples say which.
         self._slots_max = prepared.rules.data_samples if prepared.rules.data == "cached" else 0
-        # What a node may send between its welcome and its first lease.
+        # What a node that works may send between its welcome and its first lease.
         body_bytes_max = self._answer_bytes + _bitmap_bytes(self._slots_max)
         self.limits: Limits = GREETING_LIMITS._replace(body_bytes_max=body_bytes_max)
 
     def canary(self, peer: Peer) -> tuple[Canary | None, list[Body]]:
-        """Return what travels with a peer's welcome: nothing if it joined only to look."""
-        expected = None if peer.is_looking else self._expected
+        """Return what travels with a peer's welcome: no canary if it joined only to look."""
+        if peer.is_looking:
+            # Bytes that nothing on the way can compress: the peer measures how fast they arrive.
+            return None, [bytearray(os.urandom(peer.probe_bytes))] if peer.probe_bytes else []
+        expected = self._expected
         return (None, []) if expected is None else (expected.message, [expected.body])
+
+    def limits_of(self, peer: Peer) -> Limits:
+        """Return what a peer may send between its welcome and its first lease."""
+        return self.limits._replace(body_bytes_max=peer.probe_bytes) if peer.is_looking else self.limits
 
     def objection(self, peer: Peer, ready: Ready, body: Body) -> Refuse | None:
         """Return why this node may not take part, or None if it may."""

@@ -22,6 +22,7 @@ from w5xde.learn.data.packed_epochs import PackedEpochs
 from w5xde.learn.data.payload import Packed, pack_batch
 from w5xde.learn.data.sources import Key, MapSource, Source, Start, WorkerBatches, all_batches
 from w5xde.runtime.system.actor import Actor
+from w5xde.specs.round_settings import ROUNDS, round_steps_max
 
 # Reading a batch on the event loop delays everything else by as much.
 INLINE_READ_SECONDS = 0.002
@@ -60,9 +61,9 @@ class Loader:
         if self.is_stream:
             self._workers = min(self._workers, 1)
         self._ahead = max(AHEAD_BATCHES, settings.step_batches + 1)
-        if self.is_stream:
+        if self.is_stream and settings.mode == ROUNDS:
             # A round is planned when all its batches are known, and one more.
-            self._ahead = max(self._ahead, settings.step_batches * settings.round_steps_max + 1)
+            self._ahead = max(self._ahead, settings.step_batches * round_steps_max(settings.local_steps) + 1)
         # The source itself, if any batch of it can be read at any time.
         self._any_batch = source if isinstance(source, MapSource) and not self._workers else None
         self._reading: set[Key] = set()

@@ -287,14 +287,14 @@ class Peers:
             admission.share.updates.reset()
             peer.connection.share(admission.share)
         self._unnamed.discard(peer)
-        peer.node_id, peer.is_looking = admission.node_id, hello.looks
+        peer.node_id, peer.is_looking, peer.probe_bytes = admission.node_id, hello.looks, hello.probe
         peer.device, peer.machine, peer.cores = hello.device, hello.machine, hello.cores
         peer.welcomed_at = asyncio.get_running_loop().time()
         self._peers[peer.name] = peer
         if admission.credential:
             ticket, node = admission.ticket_id.hex()[:8], admission.node_id.hex()
             self._host.say("admitted", f"{peer.name} came by ticket {ticket}, and is node {node}", peer.name)
-        peer.connection.limits = self._canary_check.limits
+        peer.connection.limits = self._canary_check.limits_of(peer)
         canary, pieces = self._canary_check.canary(peer)
         own = {"name": peer.name, "credential": admission.credential, "canary": canary}
         peer.connection.send(msgspec.structs.replace(self._greeting, **own), pieces)
@@ -306,9 +306,7 @@ class Peers:
             self._refuse(peer, objection)
             return
         self.allow_vectors(peer, 1)
-        peer.is_ready = True
-        if ready.replica:
-            peer.replica = ready.version, ready.replica
+        peer.become_ready(ready)
         self._host.joined(peer)
 
     def note_replica(self, peer: Peer) -> None:
@@ -317,7 +315,7 @@ class Peers:
 
     def _refuse(self, peer: Peer, refusal: Refuse) -> None:
         """Log and send a refusal, and close the connection."""
-        if peer.name:
+        if peer.name and not peer.is_looking:
             self._host.say("turned away", f"{peer.name} was refused: {refusal.what}", peer.name)
         else:
             self.log_refusal(peer.candidate.address, refusal.code, refusal.what)

@@ -101,10 +101,10 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
     return CoordinatorCore(plan, core, cut, random.SystemRandom())
 
 
-def lengths_of(core: CoordinatorCore) -> dict[str, str]:
-    """What the manifest says of the lengths of rounds, for `--local-steps @RUN`."""
+def facts_of_life(port: int, life: int, core: CoordinatorCore) -> dict[str, int | str]:
+    """What the manifest says of this life; the lengths of rounds are for `--local-steps @RUN`."""
     lengths = core.view.plan.rounds
-    return {"round_lengths": str(lengths)} if lengths is not None else {}
+    return {"port": port, "life": life} | ({"round_lengths": str(lengths)} if lengths is not None else {})
 
 
 def _may_step_locally(learner: Learner, settings: Settings) -> bool:

@@ -12,7 +12,7 @@ from w5xde.control.codec_choice import CodecChoice
 from w5xde.control.pool.patience import Patience, Signs
 from w5xde.learn.codecs.sender import CodecSender
 from w5xde.learn.data.samples import SampleSet
-from w5xde.messages import Message, SampleList, Update
+from w5xde.messages import Message, Ready, SampleList, Update
 from w5xde.protocol.session import Session
 from w5xde.protocol.wire import Limits
 from w5xde.runtime.net.connection import SharedMemory
@@ -95,6 +95,8 @@ class Peer:
     node_id: bytes = b""
     # It came only to look (`w5xde doctor`), and is never lent work.
     is_looking: bool = False
+    # How many bytes it then wants and may send, to measure the link.
+    probe_bytes: int = 0
     device: str = ""
     machine: str = ""
     cores: int = 0
@@ -127,6 +129,11 @@ class Peer:
     sender: CodecSender | None = None
     choice: CodecChoice = field(default_factory=CodecChoice)
     patience: Patience = field(default_factory=Patience)
+
+    def become_ready(self, ready: Ready) -> None:
+        """Note that its model and data match, and which parameters it has from before."""
+        self.is_ready = True
+        self.replica = (ready.version, ready.replica) if ready.replica else NO_REPLICA
 
     def expected_link(self, update: Update) -> float:
         """Bytes a second to expect from it; 0 if unknown."""
