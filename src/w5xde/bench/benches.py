@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from w5xde.bench.flags import add_rows, compression, number, one_of, several, whole
+from w5xde.bench.flags import add_rows, number, one_of, several, whole
 from w5xde.bench.learn_command import learn_flags, run_learn_command
+from w5xde.bench.links_command import LINKS_EXAMPLES, links_flags, run_links_command
 from w5xde.bench.progress import Say
 from w5xde.bench.suites.stages import STUDIES
 
@@ -163,35 +164,6 @@ def _run_exchange(given: argparse.Namespace, say: Say) -> dict[str, Any]:
     return run_exchange(options, say)
 
 
-def _links_flags(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--rates",
-        type=several(number(0.1, 100_000.0)),
-        default=(1000.0, 100.0, 10.0),
-        metavar="MBIT,…",
-        help="what each link carries in a second, each way (default: 1000,100,10)",
-    )
-    command.add_argument(
-        "--params", type=whole(1000, 10**8), default=1_000_000, metavar="N", help="(default: 1e6)"
-    )
-    command.add_argument("--nodes", type=whole(1, 64), default=2, metavar="N", help="(default: 2)")
-    _add_seconds(command, 6.0, "how long to measure each turn, and at least a step")
-    command.add_argument(
-        "--codec",
-        type=compression,
-        action="append",
-        metavar="SPEC",
-        help="as --compress of w5xde train; may be given several times (default: eight of them)",
-    )
-
-
-def _run_links(given: argparse.Namespace, say: Say) -> dict[str, Any]:
-    from w5xde.bench.suites.links import LinksOptions, run_links
-
-    chosen = {"codecs": tuple(given.codec)} if given.codec else {}
-    return run_links(LinksOptions(given.rates, given.params, given.nodes, given.seconds, **chosen), say)
-
-
 def _peers_flags(command: argparse.ArgumentParser) -> None:
     add_rows(command, MATCH_NAMES)
     _add_pairs(command, 5)
@@ -283,12 +255,10 @@ BENCHES: dict[str, Bench] = {
         _run_exchange,
     ),
     "links": Bench(
-        "what each codec makes of slow links, and whether auto finds the best",
-        """examples:
-  w5xde bench links                       a quarter of an hour, most of it at 10 Mbit/s
-  w5xde bench links --rates 100 --codec none --codec zstd:1 --codec auto""",
-        _links_flags,
-        _run_links,
+        "what each codec makes of slow links; with --rig, who reaches a loss over them with fewest bytes",
+        LINKS_EXAMPLES,
+        links_flags,
+        run_links_command,
     ),
     "peers": Bench(
         "the same jobs on PyTorch DDP and, if installed, Ray, in turns; rows we lose included",

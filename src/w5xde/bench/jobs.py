@@ -113,13 +113,13 @@ class Windows(Dataset[Tensor]):
     """All windows of a text that are one symbol longer than the context of the model."""
 
     def __init__(self, symbols: Tensor) -> None:
-        self._symbols = symbols
+        self.symbols = symbols
 
     def __len__(self) -> int:
-        return len(self._symbols) - TEXT_CONTEXT
+        return len(self.symbols) - TEXT_CONTEXT
 
     def __getitem__(self, start: int) -> Tensor:
-        return self._symbols[start : start + TEXT_CONTEXT + 1]
+        return self.symbols[start : start + TEXT_CONTEXT + 1]
 
 
 def text_data() -> Windows:
@@ -140,6 +140,28 @@ def text_job(parameters: int) -> Job:
         loss=guess_next,
         optimizer=lambda params: torch.optim.Adam(params, lr=0.003, fused=True),
     )
+
+
+# The last part of the text, which a model does not see if its loss there is measured.
+HELD_OUT_PART = 0.1
+
+
+def split_text() -> tuple[Windows, Windows]:
+    """The windows to learn from, and those of the held-out end of the text."""
+    symbols = text_data().symbols
+    cut = round((1 - HELD_OUT_PART) * len(symbols))
+    return Windows(symbols[:cut]), Windows(symbols[cut:])
+
+
+def split_text_job(parameters: int) -> Job:
+    """A text model of about this many parameters, which learns from all but the held-out text."""
+    return replace(text_job(parameters), data=lambda: split_text()[0])
+
+
+def held_out_windows(count: int) -> Tensor:
+    """Evenly spaced windows of the held-out text."""
+    _, windows = split_text()
+    return torch.stack([windows[int(at)] for at in torch.linspace(0, len(windows) - 1, count)])
 
 
 TEXT_PARAMETERS = 110_000

@@ -118,7 +118,7 @@ class Answers:
         column = lease.step.leaf_batches
         if text and all(each.batches_max < column for each in state.members):
             # A column of a round cannot be divided. A node that can hold it may still come.
-            need = f"no node that is here can hold the {column} batches of a column at once: let one join that can,"
+            need = f"no node that is here can hold the {column} batches of a column: let another join,"
             fix = "or begin a new run with --data local or cached, smaller batches, or fewer --local-steps"
             notes.append(ev.Note("little memory", f"{need} {fix}", {"batches": column}))
         return [expire, *notes, *state.lend(state.members, now)]

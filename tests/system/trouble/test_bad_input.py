@@ -91,7 +91,7 @@ def test_a_job_that_cannot_be_trained_is_refused_in_the_users_words(
             ["train", f"{JOBS}:job", "--mode", "semi"],
             2,
             "W5-210",
-            "mode 'semi' must be sync, async or rounds",
+            "mode 'semi' must be sync, async",
         ),
         (["train", f"{JOBS}:job", "--name", "../up"], 2, "W5-210", "must be letters"),
         (["train", f"{JOBS}:job", "--device", "cuda"], 2, "W5-301", "--device auto"),

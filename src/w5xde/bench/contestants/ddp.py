@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
@@ -49,19 +51,38 @@ class Exchanged:
         return asdict(self)
 
 
+def data_parallel(model: nn.Module) -> DistributedDataParallel:
+    """A model whose gradients are averaged over all processes, with the fastest options.
+
+    Buffers are not sent: those of our jobs never change.
+    """
+    with warnings.catch_warnings():
+        # The new name of `broadcast_buffers` is younger than the oldest torch that we take.
+        warnings.simplefilter("ignore", FutureWarning)
+        parallel = DistributedDataParallel(
+            model, gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False
+        )
+    keep(parallel)
+    return parallel
+
+
+def send_bf16(parallel: DistributedDataParallel) -> None:
+    """Send gradients in half the bytes."""
+    everybody: Any = dist.group.WORLD
+    # Wrapped, because torch refuses this hook by its name where there is no GPU, although gloo sums bf16.
+    parallel.register_comm_hook(
+        None, lambda group, bucket: default_hooks.bf16_compress_hook(group or everybody, bucket)
+    )
+
+
 def run_ddp(job: Job, processes: int, batch_size: int, seconds: float, *, bf16: bool = False) -> Exchanged:
     """Train for `seconds` after a warm-up; `bf16` sends gradients in half the bytes."""
 
     def train(rank: int) -> tuple[Callable[[], None], Callable[[], float | None]]:
         model = build_model(job, SEED)
-        parallel = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
-        everybody: Any = dist.group.WORLD
+        parallel = data_parallel(model)
         if bf16:
-            # Wrapped, because torch refuses this hook by its name where there is no GPU, although gloo sums
-            # bf16.
-            parallel.register_comm_hook(
-                None, lambda group, bucket: default_hooks.bf16_compress_hook(group or everybody, bucket)
-            )
+            send_bf16(parallel)
         optimizer = job.optimizer(model.parameters())
         batches = read_batches(job, batch_size, epochs=EPOCHS_READ)[rank::processes]
         at = 0
@@ -163,18 +184,23 @@ def run_group(work: Callable[[int], Any], processes: int, seconds: float) -> lis
 
 def _member(work: Callable[[int], Any], meeting: Path, rank: int, processes: int) -> Work:
     def be_member(line: Line) -> None:
-        use_threads(1)
         # All processes are on this machine: a host name that does not resolve must not stop them.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{meeting}",
-            rank=rank,
-            world_size=processes,
-            timeout=timedelta(seconds=GLOO_TIMEOUT_SECONDS),
-        )
+        meet(meeting, rank, processes)
         line.say(work(rank))
         # No process ends before all have answered: that would break the last exchange of the others.
         line.hear()
 
     return be_member
+
+
+def meet(meeting: Path, rank: int, processes: int) -> None:
+    """Join the group of all processes that meet by this file."""
+    use_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{meeting}",
+        rank=rank,
+        world_size=processes,
+        timeout=timedelta(seconds=GLOO_TIMEOUT_SECONDS),
+    )

@@ -11,17 +11,17 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from w5xde.api import Watcher, run_coordinator
-from w5xde.bench.contestants.ddp import agree, keep, run_group
+from w5xde.bench.contestants.ddp import agree, data_parallel, run_group
 from w5xde.bench.contestants.product import runs_folder, settings_for
 from w5xde.bench.measure.curves import AVERAGED_MARKS, Curve, CurveMark, reached, seems_reached
 from w5xde.bench.measure.processes import Line, run_apart
@@ -29,7 +29,7 @@ from w5xde.config import Settings
 from w5xde.learn.data.sources import MapSource
 from w5xde.learn.job.build import build_model, build_source
 from w5xde.learn.job.job import Job
-from w5xde.learn.model.device import core_count, use_threads
+from w5xde.learn.model.device import use_threads
 from w5xde.runtime.coordinator.body import Coordinator
 
 # Marks that are still made when the training loss says that the target is reached.
@@ -50,7 +50,7 @@ class LearnTask:
     job: Job
     batch_size: int
     seed: int
-    # Samples of the training data on which losses are computed.
+    # Samples of the training data on which losses are computed; 0: only time and traffic are of interest.
     probe_samples: int
     mark_samples: float
     samples_max: float
@@ -60,6 +60,10 @@ class LearnTask:
     # The loss to reach, and the training loss that tells it; None: learn to the end.
     target: float | None = None
     hint: float | None = None
+    # Makes the samples on which losses are computed, instead of some of the training data.
+    held_out: Callable[[], Any] | None = None
+    # Bytes that the links of all nodes have carried so far; int() is 0.
+    count_bytes: Callable[[], int] = int
 
     @property
     def source(self) -> MapSource:
@@ -67,6 +71,14 @@ class LearnTask:
         if not isinstance(found, MapSource):
             raise TypeError("a benchmark's job has a map-style data set")
         return found
+
+    def probe(self) -> Any:
+        """The samples on which losses are computed."""
+        if self.held_out is not None:
+            return self.held_out()
+        source = self.source
+        places = torch.linspace(0, source.samples - 1, min(self.probe_samples, source.samples)).long()
+        return source.read_indices(places, self.seed)
 
 
 class Snapshots:
@@ -91,8 +103,9 @@ class Snapshots:
         """Keep a copy; `loss_sum` is the sum of the training losses of all `steps` so far."""
         made = steps - self._steps
         training_loss = (loss_sum - self._loss_sum) / made if made else None
-        self._copies.append(copy)
-        self.marks.append(CurveMark(seconds, samples, 0.0, training_loss))
+        if self._task.probe_samples:
+            self._copies.append(copy)
+        self.marks.append(CurveMark(seconds, samples, 0.0, training_loss, self._task.count_bytes()))
         self._loss_sum, self._steps = loss_sum, steps
         if self._marks_left is not None:
             self._marks_left -= 1
@@ -109,11 +122,11 @@ class Snapshots:
     def curve(self) -> Curve:
         """Compute the losses of the copies, in order, as far as they are needed."""
         task = self._task
-        use_threads(core_count())
-        model = build_model(task.job, task.seed).eval()
-        source = task.source
-        places = torch.linspace(0, source.samples - 1, min(task.probe_samples, source.samples)).long()
-        probe = source.read_indices(places, task.seed)
+        if not task.probe_samples:
+            return Curve(self.marks, seconds=self.marks[-1].seconds)
+        # One thread: several would wait for each other where other processes have the cores.
+        use_threads(1)
+        model, probe = build_model(task.job, task.seed).eval(), task.probe()
         shown: list[CurveMark] = []
         for mark, copy in zip(self.marks, self._copies, strict=True):
             with torch.no_grad():
@@ -124,7 +137,7 @@ class Snapshots:
             # The average of a mark needs its later neighbours.
             if task.target is not None and reached(shown[: -(AVERAGED_MARKS // 2)], task.target):
                 break
-        return Curve(shown, ended_by_hint=self._marks_left == 0)
+        return Curve(shown, ended_by_hint=self._marks_left == 0, seconds=self.marks[-1].seconds)
 
 
 def copy_of(model: nn.Module) -> list[Tensor]:
@@ -134,13 +147,16 @@ def copy_of(model: nn.Module) -> list[Tensor]:
 # --- loops --------------------------------------------------------------------------------------------
 
 
+Step = Callable[[Any], float]
+
+
 def learn_plain(task: LearnTask, *, threads: int = 1) -> Curve:
     """A plain loop in one process, with this many torch threads."""
 
     def learn(line: Line) -> Curve:
         use_threads(threads)
         model = build_model(task.job, task.seed)
-        return _loop(task, model, model, batches=_batches(task), parts=1)
+        return loop(task, model, training_step(task.job, model), batches_of(task))
 
     return msgspec.convert(run_apart(learn, "the plain loop", task.seconds_max), Curve)
 
@@ -150,13 +166,27 @@ def learn_ddp(task: LearnTask, processes: int) -> Curve:
 
     def learn(rank: int) -> Curve | None:
         model = build_model(task.job, task.seed)
-        parallel = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
-        keep(parallel)
-        batches = _batches(task, rank, processes)
-        found = _loop(task, model, parallel, batches, parts=processes, is_first=rank == 0, agree=agree)
+        parallel = data_parallel(model)
+        batches = batches_of(task, rank, processes)
+        step = training_step(task.job, parallel)
+        found = loop(task, model, step, batches, parts=processes, is_first=rank == 0, agree=agree)
         return found if rank == 0 else None
 
     return msgspec.convert(run_group(learn, processes, task.seconds_max)[0], Curve)
+
+
+def training_step(job: Job, model: nn.Module, optimizer: Optimizer | None = None) -> Step:
+    """A function that learns from a batch and returns its loss."""
+    stepper = job.optimizer(model.parameters()) if optimizer is None else optimizer
+
+    def step(batch: Any) -> float:
+        loss = job.loss(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        stepper.step()
+        stepper.zero_grad()
+        return loss.item()
+
+    return step
 
 
 def samples_per_batch(samples: int, batch_size: int) -> float:
@@ -164,7 +194,7 @@ def samples_per_batch(samples: int, batch_size: int) -> float:
     return samples / -(-samples // batch_size)
 
 
-def _batches(task: LearnTask, first: int = 0, stride: int = 1) -> list[Any]:
+def batches_of(task: LearnTask, first: int = 0, stride: int = 1) -> list[Any]:
     """Every `stride`-th batch of all that are learnt at most, read beforehand."""
     source = task.source
     in_epoch = -(-source.samples // task.batch_size)
@@ -172,30 +202,29 @@ def _batches(task: LearnTask, first: int = 0, stride: int = 1) -> list[Any]:
     return [source.read(*divmod(number, in_epoch)) for number in range(first, count, stride)]
 
 
-def _loop(
+def loop(
     task: LearnTask,
     model: nn.Module,
-    parallel: nn.Module,
-    batches: list[Any],
+    step: Step,
+    batches: Iterable[Any],
     *,
-    parts: int,
+    parts: int = 1,
+    period: int = 1,
     is_first: bool = True,
     agree: Callable[[bool], bool] = bool,
 ) -> Curve:
-    """Train until it may end; of several processes, which make marks together, the first decides."""
-    job, snapshots = task.job, Snapshots(task)
-    optimizer = job.optimizer(model.parameters())
+    """Train until it may end; of several processes, which make marks together, the first decides.
+
+    Marks are made after multiples of `period` steps: only then do all processes have the same model.
+    """
+    snapshots = Snapshots(task)
     step_samples = parts * samples_per_batch(task.source.samples, task.batch_size)
     loss_sum, due = 0.0, snapshots.next_samples
     began = time.monotonic()
     for steps, batch in enumerate(batches, 1):
-        loss = job.loss(parallel, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-        loss_sum += loss.item()
+        loss_sum += step(batch)
         samples = steps * step_samples
-        if samples < due:
+        if samples < due or steps % period:
             continue
         # Copies take microseconds, and count: everybody makes them.
         snapshots.add(copy_of(model), time.monotonic() - began, samples, loss_sum, steps)
@@ -210,30 +239,35 @@ def _loop(
 
 def learn_ours(task: LearnTask, **settings: Any) -> Curve:
     """A run of w5xde with these settings."""
-    look_seconds = max(LOOK_SECONDS_MIN, task.mark_seconds / LOOKS_PER_MARK)
 
     def learn(line: Line) -> Curve:
-        with runs_folder(None) as runs:
-            chosen = settings_for(
-                runs,
-                batch_size=task.batch_size,
-                seed=task.seed,
-                seconds=task.seconds_max + SECONDS_MORE,
-                **settings,
-            )
-            watcher = MarkWatcher(task, look_seconds)
-            run_coordinator(task.job, chosen, watcher=watcher, name="w5xde.bench:learn")
+        watcher = MarkWatcher(task)
+        coordinate(task, watcher, **settings)
         return watcher.snapshots.curve()
 
     return msgspec.convert(run_apart(learn, "w5xde", task.seconds_max + SECONDS_MORE), Curve)
 
 
+def coordinate(task: LearnTask, watcher: Watcher, **settings: Any) -> dict[str, Any]:
+    """Run a coordinator with these settings until its watcher stops it; returns its summary."""
+    with runs_folder(None) as runs:
+        chosen = settings_for(
+            runs,
+            batch_size=task.batch_size,
+            seed=task.seed,
+            seconds=task.seconds_max + SECONDS_MORE,
+            **settings,
+        )
+        return run_coordinator(task.job, chosen, watcher=watcher, name="w5xde.bench:learn").summary
+
+
 class MarkWatcher(Watcher):
     """Copies the parameters of a run at its marks, between two steps, and ends the run."""
 
-    def __init__(self, task: LearnTask, look_seconds: float) -> None:
+    def __init__(self, task: LearnTask) -> None:
+        self.task = task
         self.snapshots = Snapshots(task)
-        self._look_seconds = look_seconds
+        self._look_seconds = max(LOOK_SECONDS_MIN, task.mark_seconds / LOOKS_PER_MARK)
 
     def started(self, coordinator: Coordinator, settings: Settings, job_name: str) -> None:
         self._coordinator = coordinator

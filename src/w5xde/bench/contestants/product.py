@@ -231,6 +231,22 @@ class _Shown(Watcher):
         self._view.ended()
 
 
+class Announcing(Watcher):
+    """Forwards to a watcher, and says over a line with which ticket nodes can join."""
+
+    def __init__(self, watcher: Watcher, line: Line) -> None:
+        self._watcher = watcher
+        self._line = line
+
+    def started(self, coordinator: Coordinator, settings: Settings, job_name: str) -> None:
+        self._watcher.started(coordinator, settings, job_name)
+        ticket = coordinator.gatekeeper.ticket
+        self._line.say(ticket.to_text() if ticket is not None else "")
+
+    def ended(self) -> None:
+        self._watcher.ended()
+
+
 class Stopwatch(Watcher):
     """Reads the status of a run a few times a second, on the event loop of the coordinator."""
 

@@ -32,6 +32,8 @@ class CurveMark(msgspec.Struct):
     loss: float
     # The mean loss of the batches since the mark before; None: there was none.
     training_loss: float | None = None
+    # By the links of all nodes until then, if there are links that count.
+    bytes_moved: int = 0
 
 
 class Curve(msgspec.Struct):
@@ -39,20 +41,44 @@ class Curve(msgspec.Struct):
 
     marks: list[CurveMark]
     ended_by_hint: bool = False
+    # The whole run, also after the target, and how long a node computed in it; None: not measured.
+    seconds: float = 0.0
+    seconds_computing: float | None = None
+
+    @property
+    def utilisation(self) -> float | None:
+        """The share of the time in which a node computed."""
+        return quotient(self.seconds_computing, self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The seconds and samples until a loss was reached."""
+    """The seconds, samples and bytes on links until a loss was reached."""
 
     seconds: float
     samples: float
+    bytes_moved: float = 0.0
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:
     """Each loss averaged with its neighbours, as far as there are any."""
     side = AVERAGED_MARKS // 2
     return [statistics.fmean(losses[max(0, at - side) : at + side + 1]) for at in range(len(losses))]
+
+
+def _smoothed_within(marks: Sequence[CurveMark], samples: float) -> list[float]:
+    """As `smoothed`, but without neighbours that are more than so many samples away."""
+    if math.isinf(samples):
+        return smoothed([mark.loss for mark in marks])
+    side = AVERAGED_MARKS // 2
+    return [
+        statistics.fmean(
+            near.loss
+            for near in marks[max(0, at - side) : at + side + 1]
+            if abs(near.samples - mark.samples) <= samples
+        )
+        for at, mark in enumerate(marks)
+    ]
 
 
 def _target_place(marks: Sequence[CurveMark]) -> int:
@@ -81,19 +107,23 @@ def _training_losses(marks: Sequence[CurveMark]) -> list[float]:
     return [mark.training_loss for mark in marks if mark.training_loss is not None]
 
 
-def reached(marks: Sequence[CurveMark], target: float) -> Reached | None:
-    """When the averaged loss first was at the target, between two marks in proportion; None: never."""
-    losses = smoothed([mark.loss for mark in marks])
+def reached(marks: Sequence[CurveMark], target: float, within_samples: float = math.inf) -> Reached | None:
+    """When the averaged loss first was at the target, between two marks in proportion; None: never.
+
+    Marks further apart than `within_samples` are not averaged: a run with few of them would seem slower.
+    """
+    losses = _smoothed_within(marks, within_samples)
     at = next((at for at, loss in enumerate(losses) if loss <= target), None)
     if at is None:
         return None
     later = marks[at]
     if at == 0:
-        return Reached(later.seconds, later.samples)
+        return Reached(later.seconds, later.samples, later.bytes_moved)
     earlier, part = marks[at - 1], (losses[at - 1] - target) / (losses[at - 1] - losses[at])
     return Reached(
         earlier.seconds + part * (later.seconds - earlier.seconds),
         earlier.samples + part * (later.samples - earlier.samples),
+        earlier.bytes_moved + part * (later.bytes_moved - earlier.bytes_moved),
     )
 
 

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import psutil
@@ -84,24 +84,19 @@ class Line:
 Work = Callable[[Line], Any]
 
 
-class ForkedProcess:
-    """A forked process that calls `work`, exchanges messages with us, and sends its result as the last."""
+class Closable(Protocol):
+    """A socket, or a process of a measurement, whose line is closed."""
 
-    def __init__(
-        self, work: Work, name: str, seconds_max: float, siblings: Sequence[ForkedProcess] = ()
-    ) -> None:
-        self._patience_seconds = seconds_max
-        ours, theirs = socket.socketpair()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.pid = os.fork()
-        if self.pid == 0:
-            ours.close()
-            for sibling in siblings:
-                sibling.close()
-            _be_member(work, Line(theirs, "the benchmark"), seconds_max + IMPATIENCE_SECONDS)
-        theirs.close()
-        self._line = Line(ours, name)
+    def close(self) -> None: ...
+
+
+class CrewMember:
+    """A process of a measurement, with which we exchange messages; it sends its result as the last."""
+
+    def __init__(self, pid: int, line: Line, patience_seconds: float) -> None:
+        self.pid = pid
+        self._line = line
+        self._patience_seconds = patience_seconds
 
     def say(self, value: Any) -> None:
         self._line.say(value)
@@ -116,12 +111,41 @@ class ForkedProcess:
     def end(self) -> None:
         """Kill it and all processes that it started."""
         self.close()
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(self.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        end_process(self.pid)
+
+
+class ForkedProcess(CrewMember):
+    """A process that is forked from this one, and calls `work`."""
+
+    def __init__(
+        self, work: Work, name: str, seconds_max: float, siblings: Sequence[CrewMember] = ()
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        pid = fork_member(work, theirs, seconds_max, [ours, *siblings])
+        theirs.close()
+        super().__init__(pid, Line(ours, name), seconds_max)
+
+
+def fork_member(work: Work, sock: socket.socket, seconds_max: float, closed: Sequence[Closable]) -> int:
+    """Fork a process that calls `work` with its end of a line, and closes what is not its own."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        for each in closed:
+            each.close()
+        _be_member(work, Line(sock, "the benchmark"), seconds_max + IMPATIENCE_SECONDS)
+    return pid
+
+
+def end_process(pid: int) -> None:
+    """Kill a child of this process and all processes that it started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from w5xde.bench.show import slow_links
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -277,6 +279,8 @@ _DRAW: dict[str, Callable[[Figure, dict[str, Any]], None]] = {
     "codecs": draw_codecs,
     "exchange": draw_exchange,
     "links": draw_links,
+    "rig": slow_links.draw_rig,
+    "utilisation": slow_links.draw_utilisation,
     "peers": draw_peers,
     "costs": draw_costs,
     "scale": draw_scale,

@@ -7,7 +7,7 @@ from typing import IO, Any
 
 from rich.console import Console
 
-from w5xde.bench.show import learning
+from w5xde.bench.show import learning, slow_links
 from w5xde.bench.show.figures import (
     UNKNOWN,
     count,
@@ -369,6 +369,8 @@ _SHOW: dict[str, Callable[[Console, dict[str, Any]], None]] = {
     "codecs": show_codecs,
     "exchange": show_exchange,
     "links": show_links,
+    "rig": slow_links.show_rig,
+    "utilisation": slow_links.show_utilisation,
     "peers": show_peers,
     "costs": show_costs,
     "scale": show_scale,

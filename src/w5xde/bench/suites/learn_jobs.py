@@ -6,6 +6,7 @@ itself would take hours. The job's rate is the best of a plain loop; DDP has its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,11 +67,16 @@ class LearnJob:
     best_batch: BatchAndRate
     # Samples of the training data on which losses are computed.
     probe_samples: int
-    # A contestant gives up after this many times the seconds of the plain loop.
+    # A contestant gives up after this many times the seconds of the plain loop, or after these seconds.
     patience: float = 4.0
+    patience_seconds: float | None = None
     # A run ends when its training loss is below this part of the plain loop's at the target; what it has
     # reached is computed afterwards. Small losses are noisy.
     hint_part: float = 0.97
+    # Makes the samples on which losses are computed, instead of some of the training data.
+    held_out: Callable[[], Any] | None = None
+    # Marks that are further apart than this many marks of the plain loop are not averaged.
+    averaged_marks: float = math.inf
 
     def job(self, rate: float) -> Job:
         return replace(self.base, optimizer=self.optimizer(rate))
@@ -153,7 +159,9 @@ class SeedRound:
             mark_samples=samples / MARKS,
             samples_max=samples,
             seconds_max=PLAIN_SECONDS_MAX,
+            held_out=job.held_out,
         )
+        self._averaged_samples = job.averaged_marks * task.mark_samples
         curve = learn_plain(task)
         marks = curve.marks
         self.target = target_of(marks)
@@ -167,7 +175,7 @@ class SeedRound:
             task,
             mark_seconds=marks[-1].seconds / MARKS,
             samples_max=SAMPLES_FACTOR * samples,
-            seconds_max=max(PATIENCE_SECONDS_MIN, job.patience * marks[-1].seconds),
+            seconds_max=job.patience_seconds or max(PATIENCE_SECONDS_MIN, job.patience * marks[-1].seconds),
             target=self.target,
             hint=job.hint_part * training_loss_at_target(marks),
         )
@@ -175,11 +183,11 @@ class SeedRound:
     def add(self, row: str, learn: Callable[[LearnTask], Curve]) -> None:
         """Let a contestant learn until the target, or until its patience ends."""
         curve = learn(self._task)
-        found = reached(curve.marks, self.target)
+        found = reached(curve.marks, self.target, self._averaged_samples)
         if found is None and curve.ended_by_hint:
             # Its training loss was low by chance.
             curve = learn(replace(self._task, hint=None))
-            found = reached(curve.marks, self.target)
+            found = reached(curve.marks, self.target, self._averaged_samples)
         self.curves[row], self.found[row] = curve, found
 
     def seconds(self, row: str) -> float | None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
-from w5xde.api import Watcher, run_node
+from w5xde.api import run_node
 from w5xde.bench import jobs
 from w5xde.bench.contestants.product import (
+    Announcing,
     ProductRun,
     Stopwatch,
     count_again,
@@ -28,9 +29,7 @@ from w5xde.bench.measure.relay import be_relay, open_listener
 from w5xde.bench.measure.stats import quotient
 from w5xde.bench.progress import Say
 from w5xde.compression import AUTO, AUTO_LOSSY, LOSSY, NONE, parse_compress, parse_spec
-from w5xde.config import Settings
 from w5xde.learn.job.job import Job
-from w5xde.runtime.coordinator.body import Coordinator
 from w5xde.ticket import parse
 
 # Lossless codecs, then lossy ones.
@@ -65,20 +64,6 @@ class LinksOptions:
     nodes: int = 2
     seconds: float = 6.0
     codecs: tuple[str, ...] = CODECS
-
-
-class AnnouncingStopwatch(Watcher):
-    """A stopwatch that also reports the address of the coordinator."""
-
-    def __init__(self, stopwatch: Stopwatch, line: Line) -> None:
-        self._stopwatch = stopwatch
-        self._line = line
-
-    def started(self, coordinator: Coordinator, settings: Settings, job_name: str) -> None:
-        self._stopwatch.started(coordinator, settings, job_name)
-        host, _, port = coordinator.address.rpartition(":")
-        ticket = coordinator.gatekeeper.local_ticket(host, int(port)).to_text()
-        self._line.say([host, int(port), ticket])
 
 
 def run_links(options: LinksOptions, say: Say) -> dict[str, Any]:
@@ -153,9 +138,7 @@ def _turn(options: LinksOptions, job: Job, parameters: int, codec: str, rate: fl
         stopwatch = Stopwatch(options.seconds, options.nodes, stops=True, warm_up_steps=WARM_UP_STEPS)
 
         def coordinate(line: Line) -> ProductRun:
-            return run_here(
-                job, settings, "w5xde.bench:links", stopwatch, AnnouncingStopwatch(stopwatch, line)
-            )
+            return run_here(job, settings, "w5xde.bench:links", stopwatch, Announcing(stopwatch, line))
 
         def help_out(line: Line, name: str) -> None:
             # The ticket of the coordinator with the address of the relay.
@@ -169,8 +152,8 @@ def _turn(options: LinksOptions, job: Job, parameters: int, codec: str, rate: fl
         for number in range(options.nodes):
             works[f"node {number + 1}"] = lambda line, name=f"node-{number + 1}": help_out(line, name)  # type: ignore[misc]
         with crew(works, seconds) as [relay, coordinator, *nodes]:
-            host, port, ticket = coordinator.hear()
-            relay.say([host, port])
+            ticket = coordinator.hear()
+            relay.say(parse(ticket).addresses[0])
             for node in nodes:
                 node.say(ticket)
             run = msgspec.convert(coordinator.hear(), ProductRun)

@@ -92,7 +92,7 @@ def _row(options: ScaleOptions, nodes: int) -> dict[str, Any]:
             nodes=0,
             staleness=options.staleness,
             # Light nodes send gradients that they captured, and have no optimizer.
-            local_steps=False,
+            local_steps="off",
             # By TCP, as if from other machines.
             road="tcp",
             # A limit, so that a coordinator ends even if nothing stops it.
