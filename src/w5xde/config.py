@@ -102,7 +102,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         float | None,
         Meta(
             description="rounds: a factor on the job's learning rate, because the steps of several nodes are"
-            " averaged (default: 2 for Adam and AdamW, else 1)"
+            " averaged (default: 1.5 for Adam and AdamW, else 1)"
         ),
     ] = None
     clip_norm: Annotated[float | None, Meta(description="clip the gradient of a step to this norm")] = None

@@ -176,7 +176,7 @@ def test_auto_chooses_once_and_another_run_can_repeat_it(
     rounds = ["train", f"{JOBS}:job", "--mode", "rounds", *flags, "--json"]
     assert main([*rounds, "--local-steps", "auto", "--name", "first"]) == 0
     shown = capfd.readouterr()
-    assert "rounds of 2 to 20 steps (or what the link needs), learning rate × 2" in shown.err
+    assert "rounds of 2 to 20 steps (or what the link needs), learning rate × 1.5" in shown.err
     first = json.loads(shown.out)
     [chosen] = [each for each in events(tmp_path / "first") if each["kind"] == "round lengths"]
     assert chosen["text"].startswith("a round talks for")

@@ -41,6 +41,8 @@ OURS: dict[str, dict[str, Any]] = {
     "ours-rounds-auto": {"mode": "rounds", "local_steps": "auto"},
     "ours-rounds-20": {"mode": "rounds", "local_steps": 20},
     "ours-rounds-50": {"mode": "rounds", "local_steps": 50},
+    "ours-rounds-20-twice": {"mode": "rounds", "local_steps": 20},
+    "ours-rounds-50-twice": {"mode": "rounds", "local_steps": 50},
 }
 NAMES = (*OURS, *PEERS)
 TITLES = {
@@ -57,6 +59,8 @@ TITLES = {
     "ours-rounds-auto": "w5xde rounds, by the link",
     "ours-rounds-20": "w5xde rounds of 20 steps",
     "ours-rounds-50": "w5xde rounds of 50 steps",
+    "ours-rounds-20-twice": "w5xde rounds of 20 steps, two columns a node",
+    "ours-rounds-50-twice": "w5xde rounds of 50 steps, two columns a node",
 }
 # The best rate of a plain loop (see `learn_jobs`), and on two nodes, with one seed each, the one with which
 # DDP (of 0.006, 0.0085, 0.012), average-20 and diloco-50 (of 0.003, 0.006) needed the fewest samples. The
@@ -85,6 +89,11 @@ class Entrant:
     def settings(self) -> dict[str, Any] | None:
         """Settings of ours; None for a peer."""
         return OURS.get(self.name)
+
+    @property
+    def columns(self) -> int:
+        """The batches a step for each node: with two, a node computes one column while it sends another."""
+        return 2 if self.name.endswith("-twice") else 1
 
     @property
     def learning_rate(self) -> float:

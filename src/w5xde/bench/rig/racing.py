@@ -59,8 +59,8 @@ def _race_ours(rig: Rig, entrant: Entrant, task: HostedTask, stack: ExitStack) -
     settings = {
         "host": rig.centre.address,
         "nodes": 0,
-        # A batch a step for each node, as DDP has it; and nobody sends samples.
-        "batches_per_step": task.nodes,
+        # A batch a step for each node, as DDP has it, unless the contestant has more; nobody sends samples.
+        "batches_per_step": entrant.columns * task.nodes,
         "data": "local",
         "checkpoint_every": "off",
         # A recorded batch would not sleep.
