@@ -65,7 +65,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             description="batches in an optimizer step, whatever the number of nodes (default: 2 in sync mode,"
             " with robust as many as that needs nodes, 1 in async, 4 in rounds); for more nodes give their"
-            " number"
+            " number, in rounds twice that"
         ),
     ] = None
     scale_for_batch: Annotated[
@@ -266,8 +266,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("tls-cert and tls-key go together")
         if self.scale_for_batch and self.mode != "sync":
             raise ValueError(
-                f"scale-for-batch is for steps of several batches in mode sync, and in mode {self.mode} every"
-                " step has one batch: use mode sync, or set the rate in the job"
+                f"scale-for-batch is for steps of several batches in mode sync, and in mode {self.mode} nodes"
+                " make steps of one batch: use mode sync, or set the rate in the job"
             )
         require_robust(self.robust, self.mode, lambda: self.step_batches)
         require_local_steps(self.mode, self.local_steps, self.round_rate)

@@ -19,6 +19,7 @@ from w5xde.config import Settings, field_types
 from w5xde.errors import UsageError
 from w5xde.runs import CACHE_VARIABLE, STATE_VARIABLE, find_run, read_manifest
 from w5xde.specs.command_settings import COMMAND_DEFAULTS, COMMAND_SETTINGS, FOR_ONCE
+from w5xde.specs.round_settings import ROUNDS
 from w5xde.ticket import VARIABLE
 
 SETTINGS_FILE = "w5xde.toml"
@@ -103,10 +104,13 @@ def _resumed(settings: Settings, given: dict[str, Any]) -> Settings:
     if known.get("batches_per_step") is None and known.get("mode", "sync") == "sync":
         known["batches_per_step"] = _EARLIER_STEP_BATCHES
     place = {"resume": folder.name, "name": folder.name, "runs": str(folder.parent)}
-    whole = _convert({**known, **given, **place}, folder.name)
-    before = _convert(known, folder.name)
-    for key in FIXED_SETTINGS:
-        was, now = getattr(before, key), getattr(whole, key)
+    whole = _as_in_run(_convert({**known, **given, **place}, folder.name))
+    before = _as_in_run(_convert(known, folder.name))
+    fixed = [(key, getattr(before, key), getattr(whole, key)) for key in FIXED_SETTINGS]
+    if whole.mode == ROUNDS:
+        # What is rounded there decides the weights.
+        fixed += [("compress", before.directions, whole.directions)]
+    for key, was, now in fixed:
         if was != now:
             raise UsageError(
                 f"{_SHOWN.get(key, key).replace('_', '-')} is {was} in run {folder.name}, not {now}",

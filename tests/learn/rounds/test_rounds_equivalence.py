@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -16,6 +17,9 @@ from tests.learn.pool import train_in_pool
 from tests.learn.reference import differences
 from tests.learn.rounds.pool import check_rounds, same_for_any_pool, train_rounds
 from w5xde.config import Settings
+from w5xde.errors import JobError, RemoteProtocolError
+from w5xde.learn.job.coordinator_setup import prepare
+from w5xde.runtime.coordinator.setup import build_reader
 
 
 def exact(**more: Any) -> Settings:
@@ -108,6 +112,46 @@ SCHEDULES = {
 @pytest.mark.parametrize("kind", SCHEDULES)
 def test_schedules_go_by_step_number(kind: str, optimizer: Any) -> None:
     check_rounds(make(mlp(), optimizer=optimizer, scheduler=SCHEDULES[kind]), exact())
+
+
+def test_a_rate_that_is_a_tensor_is_not_changed_by_looking_ahead() -> None:
+    def optimizer(params: Any) -> Adam:
+        return Adam(params, lr=torch.tensor(0.01), foreach=False)
+
+    prepared = prepare(make(mlp(), optimizer=optimizer, scheduler=SCHEDULES["cosine"]), exact())
+    assert prepared.rounds is not None
+    first = prepared.rounds.inner(0, 3)
+    prepared.rounds.inner(0, 2)
+    assert prepared.rounds.inner(0, 3) == first
+
+
+def test_complex_parameters_are_refused_where_their_state_would_be_lost() -> None:
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 3)
+            self.phase = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) * self.phase.abs()
+
+    with pytest.raises(JobError, match="rounds cannot hand the state of Adam over") as caught:
+        prepare(make(Complex, optimizer=OPTIMIZERS["adam"]), exact())
+    assert caught.value.code == "W5-235"
+    prepare(make(Complex, optimizer=OPTIMIZERS["momentum"]), exact())
+
+
+def test_negative_second_moments_and_raw_vectors_are_refused() -> None:
+    prepared = prepare(make(mlp(), optimizer=OPTIMIZERS["adam"]), exact(compress="auto"))
+    learner = prepared.learner
+    vector = learner.vectors.new_vector()
+    vector.raw.zero_()
+    assert learner.gauge.norm(vector) == 0.0
+    vector.parts[-1][0] = -1e-9
+    assert learner.gauge.norm(vector) == math.inf
+    reader = build_reader(learner, exact(compress="auto"))
+    with pytest.raises(RemoteProtocolError, match="not agreed on"):
+        reader.read(bytearray(learner.vector_bytes), ["none"], [learner.vector_bytes], 1)
 
 
 def test_groups_have_rates_of_their_own() -> None:

@@ -199,7 +199,7 @@ def test_auto_chooses_once_and_another_run_can_repeat_it(
         ({"local_steps": "some"}, "W5-210", "must be grow, auto, @RUN or a number"),
         ({"round_rate": 0}, "W5-210", "must be a positive number"),
         ({"local_steps": "@nothing"}, "W5-401", "nothing"),
-        ({"scale_for_batch": True}, "W5-210", "in mode rounds every step has one batch"),
+        ({"scale_for_batch": True}, "W5-210", "in mode rounds nodes make steps of one batch"),
         ({"mode": "sync"}, "W5-210", "local-steps 3 is for mode rounds"),
     ],
 )
@@ -226,7 +226,7 @@ def test_an_optimizer_that_cannot_be_handed_over_is_refused_by_name(tmp_path: Pa
 
 def test_a_resumed_run_keeps_its_rounds(tmp_path: Path) -> None:
     w5xde.train(f"{JOBS}:job", nodes=1, runs=str(tmp_path), name="mine", **SETTINGS)
-    for changed in ({"local_steps": 2}, {"round_rate": 1.0}, {"mode": "sync"}):
+    for changed in ({"local_steps": 2}, {"round_rate": 1.0}, {"mode": "sync"}, {"compress": "none"}):
         with pytest.raises(UsageError) as caught:
             w5xde.train(f"{JOBS}:job", resume="mine", runs=str(tmp_path), epochs=14, **changed)
         assert caught.value.code in ("W5-211", "W5-210")

@@ -46,9 +46,11 @@ class RoundChoice:
         if before is not None:
             self._measure(step, now - before)
         # Up to here rounds are as short as they can be, however far they will grow.
-        if step.index + step.steps < lengths.growth * (STEPS_MIN + 1) or not self._talk:
+        if step.index + step.steps < lengths.growth * (STEPS_MIN + 1):
             return ""
         self.is_open = False
+        if not self._talk:
+            return f"no round could be measured yet: rounds grow up to {lengths.most} steps"
         return self._choose(lengths)
 
     def _measure(self, step: StepPlan, seconds: float) -> None:

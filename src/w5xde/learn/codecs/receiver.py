@@ -26,14 +26,17 @@ class CodecReceiver:
         groups: Sequence[DtypeGroup],
         vector_bytes: int,
         allocate: Callable[[int], bytearray | memoryview] = bytearray,
+        *,
+        allows_raw: bool = True,
     ) -> None:
+        """`allows_raw`: a vector may also come as it is, whatever the setting."""
         self._groups = groups
         self._allocate = allocate
         self._vector_bytes = vector_bytes
         if setting in (AUTO, AUTO_LOSSY):
             specs = LOSSLESS + (LOSSY if setting == AUTO_LOSSY else ())
         else:
-            specs = (NONE, parse(setting).spec)
+            specs = (NONE, parse(setting).spec) if allows_raw else (parse(setting).spec,)
         self._limits = {spec: parse(spec).encoded_bytes_max(vector_bytes, groups) for spec in specs}
         # No encoded vector is longer.
         self.body_bytes_max = max(self._limits.values())

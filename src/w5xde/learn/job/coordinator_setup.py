@@ -9,6 +9,7 @@ import gc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -78,9 +79,12 @@ class Prepared:
     make_columns: Callable[[], Columns] | None = None
 
     @property
-    def settled(self) -> dict[str, float]:
+    def settled(self) -> dict[str, Any]:
         """Settings whose defaults the job decides, as they are now: a later version may decide otherwise."""
-        return {"round_rate": self.rounds.rate} if self.rounds is not None else {}
+        if self.rounds is None:
+            return {}
+        codecs = f"up: {self.rules.compress}, down: {self.rounds.codec}"
+        return {"round_rate": self.rounds.rate, "compress": codecs}
 
 
 def prepare(job: Job, settings: Settings, place_state: StatePlace = lambda vector, whole: None) -> Prepared:

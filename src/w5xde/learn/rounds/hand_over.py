@@ -57,16 +57,18 @@ def choose_hand_over(optimizer: Optimizer, stepped: Optimizer | None) -> str:
     kind, groups = type(optimizer), optimizer.param_groups
     if kind is SGD:
         return MOVEMENT if any(group["momentum"] for group in groups) else NONE
-    if kind in (Adam, AdamW) and not any(group["amsgrad"] for group in groups):
+    is_real = not any(parameter.is_complex() for group in groups for parameter in group["params"])
+    if kind in (Adam, AdamW) and is_real and not any(group["amsgrad"] for group in groups):
         return FACTORED
-    if kind in _AVERAGED and stepped is not None:
+    if kind in _AVERAGED and is_real and stepped is not None:
         names = {name for state in stepped.state.values() for name in state if name != _STEP}
         return f"{MEAN}:{','.join(sorted(names))}"
     known = ", ".join(["SGD", *(each.__name__ for each in _AVERAGED)])
     raise JobError(
         f"rounds cannot hand the state of {kind.__name__} over from one round to the next",
         code="W5-235",
-        why=f"any node may continue where another one stopped; that is known of torch's {known}",
+        why=f"any node may continue where another one stopped; that is known of torch's {known}, with"
+        " parameters that are real numbers (SGD: any)",
         fix="use one of these, or --mode sync",
     )
 

@@ -50,6 +50,7 @@ class Rounds:
         self._flat = flat
         self._optimizer = optimizer
         self._scheduler = scheduler
+        self.codec = codec
         self._pipeline = parse(codec)
         # For what must arrive as it is.
         self._exact_codec = NONE if codec == NONE else EXACT_CODEC
@@ -199,8 +200,10 @@ def _schedule_restored(optimizer: Optimizer, scheduler: Any) -> Iterator[None]:
         yield
         return
     kept = deepcopy(scheduler.state_dict())
+    # Copies: a schedule may change a rate that is a tensor in place.
     groups = [
-        {key: value for key, value in each.items() if key != "params"} for each in optimizer.param_groups
+        {key: deepcopy(value) for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
     ]
     try:
         yield

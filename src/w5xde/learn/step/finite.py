@@ -16,7 +16,7 @@ import torch
 
 from w5xde.learn.model.layout import Blueprint, Vector
 from w5xde.learn.model.parallel import on_all_cores, shares
-from w5xde.messages import TRAINED
+from w5xde.messages import CARRIED, TRAINED
 
 # Up to this many numbers numpy is faster than torch: its calls cost less, and its loops cost more. Measured.
 SMALL_COUNT = 16384
@@ -40,6 +40,9 @@ class Gauge:
             if group.role != TRAINED and group.count and can_hold_nan(group.dtype)
         ]
 
+        # Second moments: negative ones would make a step that is not a number.
+        self._never_negative = [i for i, group in enumerate(groups) if group.role == CARRIED and group.count]
+
     def norms(self, body: Any, vectors: Sequence[Vector]) -> list[float]:
         """The `norm` of each of the vectors that lie one behind the other in `body`."""
         if self._floats and len(vectors) > 1:
@@ -52,8 +55,13 @@ class Gauge:
         return [self.norm(vector) for vector in vectors]
 
     def norm(self, vector: Vector) -> float:
-        """The norm of the gradients; infinite if any number, also of the buffers, is not finite."""
+        """The norm of the gradients; infinite if any number, also of the buffers, is not finite.
+
+        Also infinite if a carried statistic is negative, which none can be.
+        """
         if not all(is_finite(vector.parts[i]) for i in self._others):
+            return math.inf
+        if any(bool((vector.parts[i] < 0).any()) for i in self._never_negative):
             return math.inf
         return math.sqrt(sum(_square(vector.parts[i]) for i in self._trained))
 
@@ -61,6 +69,8 @@ class Gauge:
         """What part of a group adds to the square of the norm; infinite if a number is not finite."""
         if group in self._trained:
             return _square(numbers)
+        if group in self._never_negative and bool((numbers < 0).any()):
+            return math.inf
         return 0.0 if group not in self._others or is_finite(numbers) else math.inf
 
     def is_finite(self, vector: Vector) -> bool:

@@ -181,6 +181,7 @@ class UpdateReader:
         Raises RemoteProtocolError if the body cannot be decoded.
         """
         if all(spec == NONE for spec in specs):
+            self._receiver.check(NONE, self.vector_bytes)
             vectors = self._blueprint.vectors(body, count)
             return list(zip(vectors, self._gauge.norms(body, vectors), strict=True))
         view, at, vectors = memoryview(body), 0, []

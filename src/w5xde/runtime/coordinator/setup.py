@@ -150,7 +150,12 @@ def build_reader(learner: Learner, settings: Settings) -> UpdateReader:
         return_freed()
     blueprint = learner.vectors
     receiver = CodecReceiver(
-        settings.directions.up, blueprint.moving_groups, learner.vector_bytes, Buffers().take
+        settings.directions.up,
+        blueprint.moving_groups,
+        learner.vector_bytes,
+        Buffers().take,
+        # In rounds mode the codec decides the bits.
+        allows_raw=learner.rounds is None,
     )
     return UpdateReader(blueprint, learner.gauge, receiver, Buffers().take)
 

@@ -141,7 +141,11 @@ class Node:
         self._dispatch(nd.LeaveRequested())
 
     def _finished(self) -> None:
-        cache = self._executor.worker.cache if self._executor.worker is not None else None
+        worker = self._executor.worker
+        cache = worker.cache if worker is not None else None
+        if worker is not None and worker.trouble:
+            self._note("replica", f"{worker.trouble}; asking for all of them")
+            worker.trouble = ""
         if cache is not None and cache.trouble and cache is not self._troubled:
             self._troubled = cache
             self._note("no cache", f"no more samples can be kept here: {cache.trouble}")

@@ -82,7 +82,7 @@ class NodeWorker:
             )
         # The model's own memory, while parameters are being received into it.
         self._placed: Body | None = None
-        # In rounds mode: why the parameters are not those of the coordinator, for the node's user.
+        # In rounds mode: why the parameters are not those of the coordinator, until the user was told.
         self.trouble = ""
         # Encoding and decoding since `take_codec_seconds` was last called.
         self._codec_seconds = 0.0
