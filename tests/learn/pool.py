@@ -18,7 +18,7 @@ from tests.learn.reference import differences, initial, train_plainly
 from tests.learn.summing import Complete, Lent
 from w5xde import Job
 from w5xde.config import Settings
-from w5xde.control.steps.plan import Plan, StepPlan
+from w5xde.control.steps.plan import StepPlan
 from w5xde.learn.data.payload import Packer, unpack
 from w5xde.learn.data.sources import MapSource
 from w5xde.learn.job.coordinator_setup import Prepared, prepare
@@ -27,6 +27,7 @@ from w5xde.learn.step.learner import Learner
 from w5xde.learn.step.sums import Contribution
 from w5xde.learn.train.trainer import Outcome, Task
 from w5xde.messages import Batch, Welcome
+from w5xde.runtime.coordinator.setup import build_plan
 from w5xde.tree import PairwiseTree, Span, batch_seed, halves
 
 NODE_COUNTS = (1, 2, 3, 7)
@@ -125,13 +126,7 @@ def train_in_pool(job: Job, settings: Settings, *, nodes: int, seed: int) -> Tra
     chance = random.Random(seed)
     prepared = prepare(job, settings)
     learner, source = prepared.learner, prepared.source
-    plan = Plan(
-        step_batches=settings.step_batches,
-        epoch_limit=settings.epoch_limit,
-        step_limit=settings.steps,
-        samples=source.samples,
-        batch_size=settings.batch_size,
-    )
+    plan = build_plan(prepared, settings)
     pool: dict[int, Node] = {}
     trained = Trained(learner.flat.module, "", learner)
     while (step := plan.next_step()) is not None:

@@ -283,7 +283,7 @@ def believes_the_verified(self: Answers, event: ev.Verified, now: float) -> list
 
 
 def begins_a_round_with_the_last_step_of_the_one_before(self: Plan) -> StepPlan | None:
-    planned = NEXT_ROUND(self)
+    planned = NEXT_STEP(self)
     if planned is not None and planned.steps > 1 and not planned.ends_epoch:
         index, epoch, first = self.cursor.index, self.cursor.epoch, self.cursor.first
         self.cursor = Cursor(index, epoch, first - planned.columns)
@@ -364,13 +364,13 @@ def blames_a_node_for_each_work(self: Updates, peer: Peer) -> bool:
     return is_forgiven
 
 
-NEXT_ROUND, TAKE, TAKE_FREE_SPAN = Plan.next_round, OpenStep.take, OpenStep.take_free_span
+NEXT_STEP, TAKE, TAKE_FREE_SPAN = Plan.next_step, OpenStep.take, OpenStep.take_free_span
 CANCEL_LEASES, SET_ASIDE, WRITE = Rollback.cancel_leases, Failures.set_aside, StepLog.write
 SINCE, FORGIVE = Rounds.since, Updates._forgive_replica
 
 ROUND_BUGS = {
     "a step is in two rounds": Bug(
-        Plan, "next_round", begins_a_round_with_the_last_step_of_the_one_before, "is not as planned"
+        Plan, "next_step", begins_a_round_with_the_last_step_of_the_one_before, "is not as planned"
     ),
     "a round is longer than planned": Bug(
         RoundLengths, "at", lambda self, step: self.most + 1, "steps, . were planned|AssertionError: steps"

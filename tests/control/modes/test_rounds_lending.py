@@ -73,7 +73,8 @@ def test_a_column_that_fails_everywhere_is_set_aside_as_a_whole() -> None:
     assert driver.core.view.progress.epochs == 1
 
 
-def test_a_run_waits_for_a_node_that_can_hold_a_column_and_says_so_once() -> None:
+def driver_with_a_small_node() -> Driver:
+    """A driver whose node `small` cannot hold a column."""
     driver = Driver(plan(), CoreSettings("rounds"))
 
     def node(work: ev.Assign) -> list[ev.Event]:
@@ -82,6 +83,11 @@ def test_a_run_waits_for_a_node_that_can_hold_a_column_and_says_so_once() -> Non
         return driver.answer(work)
 
     driver.node = node
+    return driver
+
+
+def test_a_run_waits_for_a_node_that_can_hold_a_column_and_says_so_once() -> None:
+    driver = driver_with_a_small_node()
     driver.join("small")
     for _ in range(100):
         driver.work()
@@ -93,14 +99,7 @@ def test_a_run_waits_for_a_node_that_can_hold_a_column_and_says_so_once() -> Non
 
 
 def test_a_node_that_cannot_hold_a_column_leaves_them_to_others() -> None:
-    driver = Driver(plan(), CoreSettings("rounds"))
-
-    def node(work: ev.Assign) -> list[ev.Event]:
-        if work.node == "small":
-            return [ev.Dropped("small", lease.id, lease.batches) for lease in work.leases]
-        return driver.answer(work)
-
-    driver.node = node
+    driver = driver_with_a_small_node()
     driver.join("big", "small")
     driver.run()
     assert driver.core.view.progress.batches == 400

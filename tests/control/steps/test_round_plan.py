@@ -23,7 +23,7 @@ def plan(samples: int | None, lengths: str, *, columns: int = 2, **more: Any) ->
 
 def all_rounds(of: Plan) -> list[StepPlan]:
     found = []
-    while (step := of.next_round()) is not None:
+    while (step := of.next_step()) is not None:
         found.append(step)
     return found
 
@@ -78,13 +78,13 @@ def test_a_round_of_a_stream_waits_for_all_its_batches() -> None:
     stream = plan(None, "2", epoch_limit=1)
     for _ in range(4):
         stream.discovered(0, 2)
-        assert stream.next_round() is None
+        assert stream.next_step() is None
     stream.discovered(0, 2)
-    first = stream.next_round()
+    first = stream.next_step()
     assert first is not None
     assert (first.steps, first.columns) == (2, 2)
     stream.discovered(0, 0)
-    last = stream.next_round()
+    last = stream.next_step()
     assert last is not None
     assert (last.steps, last.columns, last.ends_epoch) == (1, 1, True)
     assert stream.is_over
@@ -94,7 +94,7 @@ def test_a_resumed_plan_repeats_the_rounds_that_were_open_as_they_were() -> None
     first = plan(24, "grow:2:4")
     rounds = all_rounds(first)
     again = plan(24, "grow:2:4")
-    taken = [again.next_round() for _ in range(2)]
+    taken = [again.next_step() for _ in range(2)]
     resumed = plan(24, "grow:2:4")
     resumed.resume(again.cursor, [each for each in taken[1:] if each is not None])
     assert all_rounds(resumed) == rounds[1:]
@@ -103,7 +103,7 @@ def test_a_resumed_plan_repeats_the_rounds_that_were_open_as_they_were() -> None
 def test_a_batch_that_is_tried_again_is_a_round_of_one_column() -> None:
     retried = plan(12, "3")
     retried.retry_batch(0, 4, 2)
-    step = retried.next_round()
+    step = retried.next_step()
     assert step is not None
     assert (step.index, step.columns, step.steps, step.keys) == (-1, 1, 1, [(0, 4)])
 

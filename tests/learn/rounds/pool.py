@@ -19,7 +19,7 @@ from tests.learn.rounds.plain import train_rounds_plainly
 from tests.learn.summing import Complete, Lent
 from w5xde import Job
 from w5xde.config import Settings
-from w5xde.control.steps.plan import Plan, StepPlan
+from w5xde.control.steps.plan import StepPlan
 from w5xde.learn.data.payload import pack_batch
 from w5xde.learn.data.sources import MapSource
 from w5xde.learn.job.coordinator_setup import Prepared, prepare
@@ -28,7 +28,7 @@ from w5xde.learn.step.incoming import UpdateReader
 from w5xde.learn.step.sums import Contribution
 from w5xde.messages import Batch, Inner, Loan, Message, Work
 from w5xde.runtime.coordinator.round_parameters import RoundParameters
-from w5xde.runtime.coordinator.setup import build_reader
+from w5xde.runtime.coordinator.setup import build_plan, build_reader
 from w5xde.runtime.node.worker import NodeWorker
 from w5xde.runtime.pipeline.peer import Peer, SentParams
 from w5xde.tree import Span
@@ -99,17 +99,10 @@ def train_rounds(job: Job, settings: Settings, *, nodes: int, seed: int) -> Trai
     assert rounds is not None
     parameters = RoundParameters(learner, rounds, settings.directions.down)
     reader = build_reader(learner, settings)
-    plan = Plan(
-        step_batches=settings.step_batches,
-        epoch_limit=settings.epoch_limit,
-        step_limit=settings.steps,
-        samples=prepared.source.samples,
-        batch_size=settings.batch_size,
-        rounds=settings.round_lengths,
-    )
+    plan = build_plan(prepared, settings)
     pool: dict[int, RoundsNode] = {}
     trained = Trained(learner.flat.module, "", learner)
-    while (step := plan.next_round()) is not None:
+    while (step := plan.next_step()) is not None:
         columns = list(range(step.count))
         columns += [k for k in columns if chance.random() < COPY]
         chance.shuffle(columns)

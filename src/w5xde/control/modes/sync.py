@@ -12,7 +12,7 @@ from w5xde.control.modes.base import Mode, share_of
 from w5xde.control.pool.members import Member, Members
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import OpenStep
-from w5xde.control.steps.plan import Plan, StepPlan
+from w5xde.control.steps.plan import Plan
 from w5xde.tree import Span, halves
 
 # One lease that the node computes and one that waits there, so that the node never waits for a round trip.
@@ -111,7 +111,7 @@ class SyncMode(Mode):
         if self._applying is not None:
             return []
         if self._open_step is None:
-            step = None if self.is_closing else self._next_step()
+            step = None if self.is_closing else self.plan.next_step()
             if step is None:
                 return []
             self._open_step = OpenStep(step)
@@ -120,9 +120,6 @@ class SyncMode(Mode):
             return []
         able = [member for member in candidates if self._open_step.fits(member)]
         return self._lend_step(self._open_step, able, version, now)
-
-    def _next_step(self) -> StepPlan | None:
-        return self.plan.next_step() if self.plan.rounds is None else self.plan.next_round()
 
     def _lend_step(
         self, open_step: OpenStep, candidates: Iterable[Member], version: int, now: float

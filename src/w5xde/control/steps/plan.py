@@ -192,7 +192,12 @@ class Plan:
         self._stream_epoch += samples == 0
 
     def next_step(self) -> StepPlan | None:
-        """Return the next step; None if the plan is over or its batches are not discovered yet."""
+        """Return the next step, or in rounds mode the next round.
+
+        None if the plan is over, or if its batches are not discovered yet.
+        """
+        if self.rounds is not None:
+            return self._next_round(self.rounds)
         return self._next(self.step_batches, apart=False)
 
     def next_stretch(self, most: int) -> StepPlan | None:
@@ -201,17 +206,17 @@ class Plan:
             most = min(most, self._step_limit - self.cursor.index)
         return self._next(most, apart=True)
 
-    def next_round(self) -> StepPlan | None:
-        """Return the next round; None as in `next_step`.
+    def _next_round(self, lengths: RoundLengths) -> StepPlan | None:
+        """Return the next round.
 
         A round ends with its epoch at the latest. A last step of the epoch that has fewer batches is a round
         of its own, with fewer columns.
         """
         if self._undone:
             return self._undone.popleft()
-        if self.is_over or self.rounds is None:
+        if self.is_over:
             return None
-        steps = self.rounds.at(self.cursor.index)
+        steps = lengths.at(self.cursor.index)
         if self._step_limit is not None:
             steps = min(steps, self._step_limit - self.cursor.index)
         columns = self.step_batches

@@ -16,7 +16,11 @@ from w5xde.errors import JobError
 from w5xde.learn.data.sources import Source, open_source
 from w5xde.learn.job.job import Job, describe
 from w5xde.learn.model.seeding import seed_everything
+from w5xde.learn.rounds.columns import ColumnRules, Columns
+from w5xde.learn.rounds.hand_over import HandOver
 from w5xde.learn.torch_private import avoid_compiler_import
+from w5xde.learn.train.trainer import Trainer
+from w5xde.messages import Rules
 
 T = TypeVar("T")
 
@@ -33,6 +37,14 @@ class ModelParameters(list[nn.Parameter]):
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self._module.named_parameters()
+
+
+def build_columns(job: Job, trainer: Trainer, rules: Rules) -> Columns:
+    """What computes the columns of rounds on the model of a trainer; ValueError if the rules are unknown."""
+    hand_over = HandOver(rules.hand_over, trainer.blueprint.layout)
+    return Columns(
+        trainer, ColumnRules(hand_over, lambda: build_optimizer(job, trainer.module), rules.clip_norm)
+    )
 
 
 def build_model(job: Job, seed: int) -> nn.Module:

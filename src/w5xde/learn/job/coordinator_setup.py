@@ -20,7 +20,14 @@ from w5xde.config import Settings
 from w5xde.errors import JobError, UsageError
 from w5xde.learn.data.samples import SampleFormat
 from w5xde.learn.data.sources import MapSource, Source
-from w5xde.learn.job.build import build_model, build_optimizer, build_source, call_for, copy_module
+from w5xde.learn.job.build import (
+    build_columns,
+    build_model,
+    build_optimizer,
+    build_source,
+    call_for,
+    copy_module,
+)
 from w5xde.learn.job.cacheable import sample_format
 from w5xde.learn.job.first_batch import Trial, refuse_unsavable, try_first_batch
 from w5xde.learn.job.job import Job, describe
@@ -30,7 +37,7 @@ from w5xde.learn.model.layout import FlatModel
 from w5xde.learn.model.route import VectorRoute
 from w5xde.learn.model.seeding import as_before
 from w5xde.learn.model.state_memory import StatePlace
-from w5xde.learn.rounds.columns import ColumnRules, Columns
+from w5xde.learn.rounds.columns import Columns
 from w5xde.learn.rounds.hand_over import HandOver, choose_hand_over, usual_rate
 from w5xde.learn.rounds.rounds import Rounds
 from w5xde.learn.step import flat_steps
@@ -41,7 +48,8 @@ from w5xde.learn.step.robust_mean import RobustSums
 from w5xde.learn.step.sums import StepSums, TreeSums
 from w5xde.learn.train.trainer import Trainer
 from w5xde.learn.trust.canary import ExpectedCanary, NoCanary
-from w5xde.messages import STILL, TRAINED, Layout, Rules
+from w5xde.messages import STILL, TRAINED, Rules
+from w5xde.specs.round_settings import ROUNDS
 
 
 @dataclass(slots=True)
@@ -56,6 +64,8 @@ class Prepared:
     copy_model: Callable[[], nn.Module]
     # Makes a trainer that computes as a node does, with another instance of the model.
     make_trainer: Callable[[], Trainer]
+    # In rounds mode: makes what computes columns as a node does.
+    make_columns: Callable[[], Columns]
     # Whether the loss draws from torch's generator, which gives other numbers on other kinds of devices.
     draws_torch: bool
     # Seconds to read the first batch, which decide where batches are read, and to compute it.
@@ -74,9 +84,8 @@ class Prepared:
     samples: SampleFormat | None = None
     # What --scale-for-batch changed in the optimizer.
     scaling: BatchScaling | None = None
-    # In rounds mode: the replica of the nodes, which the learner moves on; and what computes columns.
+    # In rounds mode: the replica of the nodes, which the learner moves on.
     rounds: Rounds | None = None
-    make_columns: Callable[[], Columns] | None = None
 
     @property
     def settled(self) -> dict[str, Any]:
@@ -107,7 +116,7 @@ def prepare(job: Job, settings: Settings, place_state: StatePlace = lambda vecto
     own_step_norm, stepped = 0.0, None
     if settings.mode != "sync":
         own_step_norm, stepped = _first_step(job, tried)
-    hand_over = choose_hand_over(build_optimizer(job, tried), stepped) if settings.mode == "rounds" else ""
+    hand_over = choose_hand_over(build_optimizer(job, tried), stepped) if settings.mode == ROUNDS else ""
     del tried, stepped
     layout = layouts.describe(module, layouts.moving_buffers(module, trial.changed))
     samples = sample_format(source, settings)
@@ -138,11 +147,10 @@ def prepare(job: Job, settings: Settings, place_state: StatePlace = lambda vecto
         cpu = torch.device("cpu")
         return Trainer(job, FlatModel(copy_model(), flat.blueprint.layout, cpu), rules, cpu)
 
-    rounds = None
-    if settings.mode == "rounds":
-        _require_rounds_fit(settings, source)
-        rounds = Rounds(flat, optimizer, scheduler, HandOver(hand_over, layout), settings.directions.down)
-        rounds.rate = settings.round_rate or usual_rate(hand_over)
+    def make_columns() -> Columns:
+        return build_columns(job, make_trainer(), rules)
+
+    rounds = _build_rounds(settings, source, flat, optimizer, scheduler, hand_over)
     learner = Learner(flat, optimizer, scheduler, settings.clip_norm, rounds)
     rule = settings.robust_rule
     return Prepared(
@@ -152,6 +160,7 @@ def prepare(job: Job, settings: Settings, place_state: StatePlace = lambda vecto
         evaluate=_build_evaluate(job, copy_model),
         copy_model=copy_model,
         make_trainer=make_trainer,
+        make_columns=make_columns,
         draws_torch=trial.draws_torch,
         read_seconds=trial.read_seconds,
         batch_seconds=trial.batch_seconds,
@@ -165,18 +174,19 @@ def prepare(job: Job, settings: Settings, place_state: StatePlace = lambda vecto
         samples=samples,
         scaling=scaling,
         rounds=rounds,
-        make_columns=lambda: _make_columns(job, copy_model(), rules, flat.blueprint.layout),
     )
 
 
-def _make_columns(job: Job, module: nn.Module, rules: Rules, layout: Layout) -> Columns:
-    """What computes columns as a node does, on another instance of the model."""
-    cpu = torch.device("cpu")
-    flat = FlatModel(module, layout, cpu)
-    how = ColumnRules(
-        HandOver(rules.hand_over, layout), lambda: build_optimizer(job, module), rules.clip_norm
-    )
-    return Columns(flat, Trainer(job, flat, rules, cpu), how)
+def _build_rounds(
+    settings: Settings, source: Source, flat: FlatModel, optimizer: Optimizer, scheduler: Any, hand_over: str
+) -> Rounds | None:
+    """The replica of the nodes, in rounds mode."""
+    if settings.mode != ROUNDS:
+        return None
+    _require_rounds_fit(settings, source)
+    rate = settings.round_rate or usual_rate(hand_over)
+    how = HandOver(hand_over, flat.blueprint.layout)
+    return Rounds(flat, optimizer, scheduler, how, settings.directions.down, rate)
 
 
 def _require_rounds_fit(settings: Settings, source: Source) -> None:
@@ -224,7 +234,7 @@ def _rules(
         data_digest=source.fingerprint() if is_named and isinstance(source, MapSource) else "",
         sample_bytes=samples.sample_bytes if samples is not None else 0,
         hand_over=hand_over,
-        clip_norm=settings.clip_norm or 0.0 if settings.mode == "rounds" else 0.0,
+        clip_norm=settings.clip_norm or 0.0 if settings.mode == ROUNDS else 0.0,
     )
 
 

@@ -16,7 +16,7 @@ from w5xde.compression import AUTO, AUTO_LOSSY
 from w5xde.errors import JoinError, RemoteProtocolError
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.data.sources import MapSource
-from w5xde.learn.job.build import build_model, build_optimizer, build_source
+from w5xde.learn.job.build import build_columns, build_model, build_optimizer, build_source
 from w5xde.learn.job.job import Job
 from w5xde.learn.model import layout as layouts
 from w5xde.learn.model.device import core_count, use_threads
@@ -24,13 +24,12 @@ from w5xde.learn.model.layout import FlatModel
 from w5xde.learn.model.route import VectorRoute
 from w5xde.learn.model.seeding import as_before
 from w5xde.learn.model.state_memory import StateView
-from w5xde.learn.rounds.columns import ColumnRules, Columns
-from w5xde.learn.rounds.hand_over import HandOver
+from w5xde.learn.rounds.columns import Columns
 from w5xde.learn.step.local_steps import LocalSteps
 from w5xde.learn.train.trainer import Trainer
 from w5xde.learn.train.vectors import Slots
 from w5xde.learn.trust.canary import CanaryAnswer, compute_canary
-from w5xde.messages import MOVING, Layout, Rules, Welcome
+from w5xde.messages import MOVING, Rules, Welcome
 
 # More threads than cores are slow; this many more are a mistake or an attack. Any machine can run a few.
 THREADS_PER_CORE_MAX, THREADS_MAX = 4, 64
@@ -120,20 +119,13 @@ def prepare_node(
     trainer = Trainer(job, flat, rules, device, share)
 
     def make_local_steps() -> LocalSteps:
-        return LocalSteps(flat, trainer, lambda: build_optimizer(job, module))
+        return LocalSteps(trainer, lambda: build_optimizer(job, module))
 
-    columns = None
-    if rules.mode == "rounds":
-        how = ColumnRules(_hand_over(rules, layout), lambda: build_optimizer(job, module), rules.clip_norm)
-        columns = Columns(flat, trainer, how)
-    return NodeParts(trainer, source, digest, welcome, make_trainer, make_local_steps, columns)
-
-
-def _hand_over(rules: Rules, layout: Layout) -> HandOver:
     try:
-        return HandOver(rules.hand_over, layout)
+        columns = build_columns(job, trainer, rules) if rules.mode == "rounds" else None
     except ValueError as error:
         raise RemoteProtocolError(f"rounds that this node does not know: {error}", code="W5-120") from None
+    return NodeParts(trainer, source, digest, welcome, make_trainer, make_local_steps, columns)
 
 
 def _require_sane(rules: Rules) -> None:

@@ -10,21 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
-from w5xde.learn.job.job import BatchFailed, describe
-from w5xde.learn.model.layout import FlatModel, Vector
+from w5xde.learn.model.layout import Vector
 from w5xde.learn.rounds.hand_over import HandOver
-from w5xde.learn.rounds.replica import Replica, follow, replica_digest
+from w5xde.learn.rounds.replica import Replica, move_replica, replica_digest
 from w5xde.learn.step.fast_optimizer import Stepper
-from w5xde.learn.step.finite import Gauge
+from w5xde.learn.step.local_steps import StepsCancelled, TemporarySteps
 from w5xde.learn.train.trainer import Outcome, Task, Trainer
 from w5xde.messages import Inner
-
-
-class ColumnCancelled(Exception):
-    """Nobody needs the column any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +35,20 @@ class ColumnRules:
 class Columns:
     """Computes columns on the model of a trainer, whose parameters are the replica."""
 
-    def __init__(self, flat: FlatModel, trainer: Trainer, rules: ColumnRules) -> None:
-        self._flat = flat
+    def __init__(self, trainer: Trainer, rules: ColumnRules) -> None:
+        flat = self._flat = trainer.flat
         self._trainer = trainer
         self._rules = rules
         # The layout of what columns give.
-        self.vectors = self._vectors = rules.hand_over.vectors
-        self._gauge = Gauge(self._vectors)
-        self._start = flat.blueprint.new_vector(flat.state.device)
+        self.vectors = rules.hand_over.vectors
+        self._steps = TemporarySteps(trainer, self.vectors)
         self._parameters = [flat.tensors[entry] for entry in flat.blueprint.trained]
         # Never steps: shows which parameter is in which group, and the settings of each.
         self._settings = rules.make_optimizer()
         # How many groups the optimizer has: each has rates of its own.
         self.groups = len(self._settings.param_groups)
-        # What the last round sent; None: there was none.
-        self._last: Vector | None = None
+        # The bytes of what the last round sent; None: there was none.
+        self._last: Tensor | None = None
         # The version of the replica; -1 if there is none, or it is not that of the coordinator.
         self.version = -1
 
@@ -72,7 +66,7 @@ class Columns:
     def start_from(self, replica: Replica) -> None:
         """Compute the next column from this replica."""
         self._trainer.load(replica.state, whole=True)
-        self._last = Vector.over(replica.last, self._vectors) if replica.last is not None else None
+        self._last = replica.last
 
     def loaded(self, version: int) -> None:
         """The trainer was given the parameters of a version."""
@@ -85,15 +79,14 @@ class Columns:
             self.version, was = -1, self.version
             return f"the difference from version {after} to {version} came to version {was}"
         if difference.raw.device != self._flat.state.device:
-            difference = Vector.over(difference.raw.to(self._flat.state.device), self._vectors)
+            difference = Vector.over(difference.raw.to(self._flat.state.device), self.vectors)
         if adds:
-            follow(self._flat.moving, difference, self._vectors)
+            move_replica(self._flat.moving, difference, self.vectors)
             self._trainer.reset_buffers()
-            last = self._last.raw if self._last is not None else None
             self._rules.hand_over.accumulate(
-                self._settings, self._parameters, last, difference.raw, version - after
+                self._settings, self._parameters, self._last, difference.raw, version - after
             )
-        self.version, self._last = version, difference
+        self.version, self._last = version, difference.raw
         if self.digest != digest:
             self.version = -1
             return f"the parameters of version {version} have another hash than the coordinator's"
@@ -106,61 +99,24 @@ class Columns:
     ) -> Outcome:
         """Make a step with each task. Returns the difference that they made, and the sum of their losses.
 
-        Raises ColumnCancelled between two steps, if `is_cancelled` says so.
+        Raises StepsCancelled between two steps, if `is_cancelled` says so.
         """
-        moving, start, trainer = self._flat.moving, self._start, self._trainer
-        start.raw.copy_(moving.raw)
-        trainer.keeps_buffers = True
-        try:
-            return self._compute(tasks, inner, is_cancelled)
-        except ColumnCancelled:
-            raise
-        except (Exception, SystemExit) as error:
-            raise error if isinstance(error, BatchFailed) else BatchFailed(describe(error)) from error
-        finally:
-            trainer.keeps_buffers = False
-            moving.raw.copy_(start.raw)
-            self._flat.reclaim()
-            trainer.reset_buffers()
+        rules, steps = self._rules, self._steps
+        with steps.begin():
+            optimizer, loss_sum = rules.make_optimizer(), 0.0
+            rules.hand_over.restore(optimizer, self._parameters, self._last, inner)
+            stepper = Stepper(optimizer, self._flat)
+            for number, task in enumerate(tasks):
+                if is_cancelled():
+                    raise StepsCancelled
+                _set_rates(optimizer, inner, number)
+                loss_sum += steps.make(stepper, task, rules.clip_norm)
 
-    def _compute(self, tasks: Sequence[Task], inner: Inner, is_cancelled: Callable[[], bool]) -> Outcome:
-        rules, loss_sum = self._rules, 0.0
-        optimizer = rules.make_optimizer()
-        last = self._last.raw if self._last is not None else None
-        rules.hand_over.restore(optimizer, self._parameters, last, inner)
-        stepper = Stepper(optimizer, self._flat)
-        for number, task in enumerate(tasks):
-            if is_cancelled():
-                raise ColumnCancelled
-            _set_rates(optimizer, inner, number)
-            found = self._trainer.compute(task)
-            absent = frozenset(found.absent)
-            with torch.no_grad():
-                if rules.clip_norm:
-                    stepper.clip(found.vector.parts, absent, rules.clip_norm)
-                if not stepper.step(found.vector.parts, absent):
-                    self._flat.gather()
-            self._trainer.recycle(found.vector)
-            loss_sum += found.loss_sum
-        with torch.no_grad():
-            return Outcome(self._difference(optimizer, len(tasks)), loss_sum, [])
+            def summarize(difference: Vector) -> None:
+                parameters, raw = self._parameters, difference.raw
+                rules.hand_over.summarize(optimizer, parameters, raw, self._last, len(tasks))
 
-    def _difference(self, optimizer: Optimizer, steps: int) -> Vector:
-        difference = self._vectors.new_vector(self._flat.state.device)
-        groups = self._vectors.moving_groups
-        moves = zip(groups, difference.parts, self._flat.moving.parts, self._start.parts, strict=False)
-        for group, part, now, before in moves:
-            if group.dtype is torch.bool:
-                part.copy_(now)
-            else:
-                torch.sub(now, before, out=part)
-                # Equal means no difference, for infinities too (masks are often minus infinity).
-                part.masked_fill_(now == before, 0)
-        last = self._last.raw if self._last is not None else None
-        self._rules.hand_over.summarize(optimizer, self._parameters, difference.raw, last, steps)
-        if not self._gauge.is_finite(difference):
-            raise BatchFailed("the steps of a column made numbers that are not finite")
-        return difference
+            return Outcome(steps.difference(summarize), loss_sum, [])
 
 
 def _set_rates(optimizer: Optimizer, inner: Inner, number: int) -> None:

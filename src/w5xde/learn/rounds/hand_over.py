@@ -83,7 +83,6 @@ class HandOver:
         is_known = kind in (NONE, MOVEMENT, FACTORED) and not names
         if not is_known and not (kind == MEAN and 0 < len(self._names) <= NAMES_MAX):
             raise ValueError(f"no hand-over is called {spec!r}")
-        self.spec = spec
         self._kind = kind
         trained = [entry for entry in layout.entries if entry.role == "trained"]
         carried = [each for entry in trained for each in self._carried(entry)]

@@ -32,7 +32,7 @@ def replica_digest(moving: Tensor) -> bytes:
     return blake2b(moving.cpu().numpy().data, digest_size=DIGEST_BYTES).digest()
 
 
-def follow(moving: Vector, difference: Vector, vectors: Blueprint) -> None:
+def move_replica(moving: Vector, difference: Vector, vectors: Blueprint) -> None:
     """Change a replica by what a round sent: add to its parameters, and set its buffers."""
     with torch.no_grad():
         # Statistics come last, and a replica has none.

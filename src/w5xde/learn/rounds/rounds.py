@@ -15,13 +15,14 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from w5xde.compression import NONE
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.model.layout import FlatModel, Vector
 from w5xde.learn.rounds.hand_over import HandOver
-from w5xde.learn.rounds.replica import Replica, follow, replica_digest
+from w5xde.learn.rounds.replica import Replica, move_replica, replica_digest
 from w5xde.messages import AVERAGED, CARRIED, TRAINED, Difference, Inner
 
 # A node that missed more rounds than this is sent the parameters instead: they are not much larger.
@@ -36,17 +37,20 @@ class SentDifference(NamedTuple):
     message: Difference
     pieces: list[memoryview]
 
-    @property
-    def encoded_bytes(self) -> int:
-        return sum(map(len, self.pieces))
-
 
 class Rounds:
     """The replica of one learner, and the schedule of its nodes' steps. Belongs to the learner's thread."""
 
     def __init__(
-        self, flat: FlatModel, optimizer: Optimizer, scheduler: Any, hand_over: HandOver, codec: str
+        self,
+        flat: FlatModel,
+        optimizer: Optimizer,
+        scheduler: Any,
+        hand_over: HandOver,
+        codec: str,
+        rate: float,
     ) -> None:
+        """`rate` is a factor on the job's learning rate."""
         self._flat = flat
         self._optimizer = optimizer
         self._scheduler = scheduler
@@ -56,12 +60,12 @@ class Rounds:
         self._exact_codec = NONE if codec == NONE else EXACT_CODEC
         self._hand_over = hand_over
         self._parameters = [flat.tensors[entry] for entry in flat.blueprint.trained]
-        self.vectors = self._vectors = hand_over.vectors
-        # A factor on the job's learning rate.
-        self.rate = 1.0
+        self.vectors = hand_over.vectors
+        self.rate = rate
         self._replica = Vector.over(flat.moving.raw.cpu().clone(), flat.blueprint)
-        # What the last round sent, as nodes unpack it, with the statistics of all rounds; None: none did.
-        self._last: Vector | None = None
+        # The bytes of what the last round sent, as nodes unpack it, with the statistics of all rounds; None:
+        # none did.
+        self._last: Tensor | None = None
         self._last_after = 0
         # For each of the optimizer's groups, the sum of the rates of the last round.
         self._moved: list[float] = []
@@ -75,7 +79,7 @@ class Rounds:
         """A copy of what a column of the newest version starts from."""
         fixed = self._flat.state[self._flat.blueprint.moving_bytes :].cpu()
         whole = torch.cat([self._replica.raw, fixed])
-        return Replica(whole.numpy().data, self._last.raw if self._last is not None else None)
+        return Replica(whole.numpy().data, self._last)
 
     def last_sent(self, version: int) -> SentDifference | None:
         """What the last round sent, for nodes that were just sent the replica; None: there was none."""
@@ -83,7 +87,7 @@ class Rounds:
             return None
         pipeline = parse(self._exact_codec)
         kept = Difference(self._last_after, version, pipeline.spec, self._digest, adds=False)
-        return SentDifference(kept, pipeline.encode(self._last.raw, self._vectors.moving_groups))
+        return SentDifference(kept, pipeline.encode(self._last, self.vectors.moving_groups))
 
     def since(self, version: int, digest: bytes, newest: int) -> list[SentDifference] | None:
         """What a replica of this version lacks of the newest one; None: too much, or it is no such replica.
@@ -136,9 +140,9 @@ class Rounds:
         self._moved = [sum(rates) for rates in zip(*inner.rates, strict=True)]
         for _ in range(steps):
             self._step_schedule()
-        change = self._vectors.new_vector()
+        change = self.vectors.new_vector()
         model = zip(self._flat.moving.parts, self._replica.parts, strict=True)
-        for group, part, carried in zip(self._vectors.moving_groups, change.parts, mean.parts, strict=True):
+        for group, part, carried in zip(self.vectors.moving_groups, change.parts, mean.parts, strict=True):
             if group.role in (CARRIED, AVERAGED):
                 part.copy_(carried)
                 continue
@@ -150,14 +154,15 @@ class Rounds:
         self._send(change, version, version + steps)
 
     def _send(self, change: Vector, after: int, version: int) -> None:
-        groups = self._vectors.moving_groups
+        groups = self.vectors.moving_groups
         packed = self._pipeline.pack(change.raw, groups)
-        received = self._vectors.new_vector()
+        received = self.vectors.new_vector()
         self._pipeline.unpack(packed, received.raw, groups)
-        follow(self._replica, received, self._vectors)
-        last = self._last.raw if self._last is not None else None
-        self._hand_over.accumulate(self._optimizer, self._parameters, last, received.raw, version - after)
-        self._last, self._last_after = received, after
+        move_replica(self._replica, received, self.vectors)
+        self._hand_over.accumulate(
+            self._optimizer, self._parameters, self._last, received.raw, version - after
+        )
+        self._last, self._last_after = received.raw, after
         self._digest = replica_digest(self._replica.raw)
         message = Difference(after, version, self._pipeline.spec, self._digest)
         self._history.append(SentDifference(message, self._pipeline.compress(packed, groups)))
@@ -168,7 +173,7 @@ class Rounds:
         """What a checkpoint keeps besides the learner's own state."""
         return {
             "replica": self._replica.raw,
-            "last": self._last.raw if self._last is not None else None,
+            "last": self._last,
             "after": self._last_after,
             "moved": list(self._moved),
         }
@@ -176,13 +181,13 @@ class Rounds:
     def load_state(self, state: dict[str, Any], version: int) -> None:
         """Continue from a checkpoint; ValueError if its tensors have other sizes than ours."""
         replica, last = state["replica"], state["last"]
-        for given, ours in ((replica, self._replica), (last, self._vectors.new_vector())):
+        for given, ours in ((replica, self._replica), (last, self.vectors.new_vector())):
             if given is not None and (given.shape, given.dtype) != (ours.raw.shape, ours.raw.dtype):
                 raise ValueError("a replica that is not one of this model")
         self._replica = Vector.over(replica.clone(), self._flat.blueprint)
         self._digest = replica_digest(self._replica.raw)
         self._moved = [float(rate) for rate in state["moved"]]
-        self._last = Vector.over(last.clone(), self._vectors) if last is not None else None
+        self._last = last.clone() if last is not None else None
         self._last_after, self._inner = int(state["after"]), None
         # Nodes that are some rounds behind, or ahead, get all parameters.
         self._history.clear()

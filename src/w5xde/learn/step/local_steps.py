@@ -1,34 +1,96 @@
-"""Local steps: a node makes an optimizer step of its own with each batch, and gives the difference they made.
+"""Local steps: a node makes optimizer steps of its own on its model, gives their difference, and undoes them.
 
-The node's optimizer keeps its state from one stretch to the next; the coordinator never sees it. Each stretch
-starts from the version's parameters and leaves them as they were. Meant for small models without buffers that
-move, where a message takes longer than a batch. Knows no leases and no sockets.
+`TemporarySteps` is the part that stretches (async mode) and columns (rounds mode, `learn/rounds`) share. In a
+stretch the node's optimizer keeps its state from one stretch to the next, and the coordinator never sees it;
+stretches are meant for small models without buffers that move, where a message takes longer than a batch.
+Knows no leases and no sockets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch.optim import Optimizer
 
 from w5xde.learn.job.job import BatchFailed, describe
-from w5xde.learn.model.layout import FlatModel, Vector
+from w5xde.learn.model.layout import Blueprint, Vector
 from w5xde.learn.step.fast_optimizer import Stepper
 from w5xde.learn.step.finite import Gauge
 from w5xde.learn.train.trainer import Outcome, Task, Trainer
 
 
-class LocalSteps:
-    """A node's own optimizer, on the model of its trainer."""
+class StepsCancelled(Exception):
+    """Nobody needs the steps any more."""
 
-    def __init__(self, flat: FlatModel, trainer: Trainer, make_optimizer: Callable[[], Optimizer]) -> None:
-        self._flat = flat
+
+class TemporarySteps:
+    """Makes steps on the model of a trainer, and restores the model afterwards."""
+
+    def __init__(self, trainer: Trainer, vectors: Blueprint) -> None:
+        """`vectors` is the layout of differences: that of the model, perhaps with more behind it."""
+        flat = self._flat = trainer.flat
         self._trainer = trainer
+        self._vectors = vectors
+        self._gauge = Gauge(vectors)
+        self._start = flat.blueprint.new_vector(flat.state.device)
+
+    @contextmanager
+    def begin(self) -> Iterator[None]:
+        """Let steps be made until the block ends. An error in the block becomes BatchFailed."""
+        moving, trainer = self._flat.moving, self._trainer
+        self._start.raw.copy_(moving.raw)
+        trainer.keeps_buffers = True
+        try:
+            yield
+        except (BatchFailed, StepsCancelled):
+            raise
+        except (Exception, SystemExit) as error:
+            raise BatchFailed(describe(error)) from error
+        finally:
+            trainer.keeps_buffers = False
+            moving.raw.copy_(self._start.raw)
+            self._flat.reclaim()
+            trainer.reset_buffers()
+
+    def make(self, stepper: Stepper, task: Task, clip_norm: float = 0.0) -> float:
+        """Make one step with the gradient of a task, clipped if a norm is given. Returns the task's loss."""
+        found = self._trainer.compute(task)
+        absent = frozenset(found.absent)
+        with torch.no_grad():
+            if clip_norm:
+                stepper.clip(found.vector.parts, absent, clip_norm)
+            if not stepper.step(found.vector.parts, absent):
+                self._flat.gather()
+        self._trainer.recycle(found.vector)
+        return found.loss_sum
+
+    @torch.no_grad()
+    def difference(self, complete: Callable[[Vector], None] = lambda vector: None) -> Vector:
+        """What the steps since `begin` have changed. `complete` writes what else belongs into the vector."""
+        found = self._vectors.new_vector(self._flat.state.device)
+        # What the layout has behind that of the model is for `complete`.
+        for part, now, before in zip(found.parts, self._flat.moving.parts, self._start.parts, strict=False):
+            if part.dtype is torch.bool:
+                part.copy_(now)
+            else:
+                torch.sub(now, before, out=part)
+                # Equal means no difference, for infinities too (masks are often minus infinity).
+                part.masked_fill_(now == before, 0)
+        complete(found)
+        if not self._gauge.is_finite(found):
+            raise BatchFailed("the node's own steps made numbers that are not finite")
+        return found
+
+
+class LocalSteps:
+    """A node's own optimizer, for stretches."""
+
+    def __init__(self, trainer: Trainer, make_optimizer: Callable[[], Optimizer]) -> None:
+        self._flat = trainer.flat
         self._make_optimizer = make_optimizer
-        blueprint = flat.blueprint
-        self._gauge = Gauge(blueprint)
-        self._start = blueprint.new_vector(flat.state.device)
+        self._steps = TemporarySteps(trainer, trainer.blueprint)
         self._begin()
 
     def _begin(self) -> None:
@@ -37,32 +99,11 @@ class LocalSteps:
 
     def compute(self, tasks: Sequence[Task]) -> Outcome:
         """Make a step with each task. Returns the difference that all of them made, and the sum of losses."""
-        moving, start = self._flat.moving, self._start
-        start.raw.copy_(moving.raw)
-        loss_sum = 0.0
         try:
-            for task in tasks:
-                found = self._trainer.compute(task)
-                with torch.no_grad():
-                    if not self._stepper.step(found.vector.parts, frozenset(found.absent)):
-                        self._flat.gather()
-                self._trainer.recycle(found.vector)
-                loss_sum += found.loss_sum
-            return Outcome(self._difference(), loss_sum, [])
-        except (Exception, SystemExit) as error:
+            with self._steps.begin():
+                loss_sum = sum([self._steps.make(self._stepper, task) for task in tasks])
+                return Outcome(self._steps.difference(), loss_sum, [])
+        except BatchFailed:
             # Its state may contain what made the steps fail.
             self._begin()
-            raise error if isinstance(error, BatchFailed) else BatchFailed(describe(error)) from error
-        finally:
-            moving.raw.copy_(start.raw)
-
-    def _difference(self) -> Vector:
-        difference = self._flat.blueprint.new_vector(self._flat.state.device)
-        with torch.no_grad():
-            for part, now, before in zip(
-                difference.parts, self._flat.moving.parts, self._start.parts, strict=True
-            ):
-                torch.sub(now, before, out=part)
-        if not self._gauge.is_finite(difference):
-            raise BatchFailed("the node's own steps made numbers that are not finite")
-        return difference
+            raise

@@ -93,6 +93,11 @@ class Trainer:
         return self._device
 
     @property
+    def flat(self) -> FlatModel:
+        """The node's own copy of the model, as one vector."""
+        return self._flat
+
+    @property
     def blueprint(self) -> Blueprint:
         return self._flat.blueprint
 

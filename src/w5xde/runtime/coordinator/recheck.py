@@ -97,7 +97,7 @@ class Recheck:
     def _new_recomputer(self) -> Recomputer:
         prepared = self._prepared
         computer: LeaseComputer
-        if prepared.rounds is not None and prepared.make_columns is not None:
+        if prepared.rounds is not None:
             computer = ColumnComputer(prepared.make_columns(), prepared.rules.compress)
         else:
             computer = GradientComputer(prepared.make_trainer())

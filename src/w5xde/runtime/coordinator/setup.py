@@ -65,14 +65,6 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
             code="W5-210",
             fix="let others read it: --loader-workers 1, or --data local",
         )
-    plan = Plan(
-        step_batches=settings.step_batches,
-        epoch_limit=settings.epoch_limit,
-        step_limit=settings.steps,
-        samples=prepared.source.samples,
-        batch_size=settings.batch_size,
-        rounds=settings.round_lengths,
-    )
     rounds = prepared.rounds
     core = CoreSettings(
         mode=settings.mode,
@@ -98,7 +90,19 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         chooses_rounds=settings.local_steps == "auto",
     )
     # Not seeded by the run: a node that knows the run's seed must not foresee which answers are verified.
-    return CoordinatorCore(plan, core, cut, random.SystemRandom())
+    return CoordinatorCore(build_plan(prepared, settings), core, cut, random.SystemRandom())
+
+
+def build_plan(prepared: Prepared, settings: Settings) -> Plan:
+    """Build the plan of a run, from its beginning."""
+    return Plan(
+        step_batches=settings.step_batches,
+        epoch_limit=settings.epoch_limit,
+        step_limit=settings.steps,
+        samples=prepared.source.samples,
+        batch_size=settings.batch_size,
+        rounds=settings.round_lengths,
+    )
 
 
 def facts_of_life(port: int, life: int, core: CoordinatorCore) -> dict[str, int | str]:

@@ -22,7 +22,8 @@ from w5xde.learn.data.payload import Unpacker
 from w5xde.learn.job.job import BatchFailed
 from w5xde.learn.job.node_setup import NodeParts
 from w5xde.learn.model.layout import Vector
-from w5xde.learn.rounds.columns import ColumnCancelled, Columns
+from w5xde.learn.rounds.columns import Columns
+from w5xde.learn.step.local_steps import StepsCancelled
 from w5xde.learn.train.trainer import Task
 from w5xde.messages import Answer, Difference, Inner, Loan, Params, Work
 from w5xde.protocol.wire import Body
@@ -235,7 +236,7 @@ class NodeWorker:
                 outcome = self.parts.local_steps.compute(tasks)
             else:
                 outcome = self.parts.trainer.compute(tasks[0])
-        except ColumnCancelled:
+        except StepsCancelled:
             return Answer(loan.lease, seconds=self._clock() - begun, dropped=True), None
         except (BatchFailed, W5xdeError) as error:
             return Answer(loan.lease, seconds=self._clock() - begun, failure=str(error)[:2000]), None
