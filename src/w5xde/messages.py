@@ -270,18 +270,19 @@ class Difference(Frozen, frozen=True, tag="difference"):
     adds: bool = True
 
 
-class Inner(Frozen, frozen=True, array_like=True):
-    """How a node makes the steps of a column, in rounds mode.
+class StepRates(Frozen, frozen=True, array_like=True):
+    """The learning rates with which a node makes the steps of a column, in rounds mode.
 
-    `rates`: for each step, the learning rate of each of the optimizer's groups; `momenta` likewise, if there
-    is a schedule, which may change them. `moved`: for each group, the sum of the rates of the round before.
+    `of_steps` has a row for each step, and in it the rate of each of the optimizer's groups; `momenta`
+    likewise, if there is a schedule, which may change them. `sums_before`: for each group, the sum of its
+    rates in the round before.
     """
 
     # How many steps were made before.
     step: Count
-    rates: list[list[float]]
+    of_steps: list[list[float]]
     momenta: list[list[float]] = field(default_factory=list)
-    moved: list[float] = field(default_factory=list)
+    sums_before: list[float] = field(default_factory=list)
 
 
 class Loan(Frozen, frozen=True, array_like=True):
@@ -310,8 +311,8 @@ class Work(Frozen, frozen=True, tag="work"):
     link: float = 0.0
     # Report the squared norm of each batch's gradient.
     measures: bool = False
-    # In rounds mode: how to make the steps of the columns.
-    inner: Inner | None = None
+    # In rounds mode.
+    rates: StepRates | None = None
 
 
 class Answer(Frozen, frozen=True, array_like=True):

@@ -23,7 +23,7 @@ from w5xde.learn.model.route import is_large
 from w5xde.learn.rounds.replica import Replica
 from w5xde.learn.step.incoming import DiscardedVector
 from w5xde.learn.step.sums import Contribution, Decided, Leased, StepNotFinite, Total, TreeSums
-from w5xde.messages import Inner, Layout, Params, Update, Value
+from w5xde.messages import Layout, Params, StepRates, Update, Value
 from w5xde.runtime.coordinator.round_parameters import RoundParameters
 from w5xde.runtime.pipeline.peer import Peer, SentParams
 from w5xde.runtime.pipeline.ports import ParameterFrame, Snapshot
@@ -290,8 +290,8 @@ class FakeParameters:
     def kept_copy(self, ahead: float) -> Replica:
         return self._rounds.kept_copy(ahead) if self._rounds is not None else Replica(memoryview(b""))
 
-    def inner(self, steps: int) -> Inner | None:
-        return self._rounds.inner(steps) if self._rounds is not None else None
+    def rates(self, steps: int) -> StepRates | None:
+        return self._rounds.rates(steps) if self._rounds is not None else None
 
 
 class FakeRecheck:
@@ -310,7 +310,7 @@ class FakeRecheck:
         needed = set(self._sent.values())
         self._kept = {of: kept for of, kept in self._kept.items() if of in needed} | {sent: params}
 
-    def sent(self, sent: SentParams, lease: Lease, batches: list[Packed], inner: Inner | None) -> None:
+    def sent(self, sent: SentParams, lease: Lease, batches: list[Packed], rates: StepRates | None) -> None:
         require(sent in self._kept, f"{sent} of {lease} was not kept")
         require(sent.ahead == lease.ahead, f"{lease} was sent with parameters that look {sent.ahead} ahead")
         require(len(batches) == lease.batches, f"{lease} was sent with {len(batches)} batches")

@@ -18,7 +18,7 @@ from tests.sim.counter import Counter, Sum, column, digest_of, moved, start_of
 from w5xde.compression import NONE
 from w5xde.learn.rounds.replica import Replica
 from w5xde.learn.rounds.rounds import HISTORY_ROUNDS, Rounds, SentDifference
-from w5xde.messages import Difference, Inner, Params, Work
+from w5xde.messages import Difference, Params, StepRates, Work
 from w5xde.runtime.pipeline.peer import NO_REPLICA
 
 
@@ -29,7 +29,7 @@ class CountedRounds(Rounds):
         self._counter = counter
         self._history: deque[SentDifference] = deque(maxlen=HISTORY_ROUNDS)
         self._exact_codec = NONE
-        self._vectors = cast(Any, SimpleNamespace(moving_groups=[]))
+        self.vectors = cast(Any, SimpleNamespace(moving_groups=[]))
         self.restored()
 
     def restored(self) -> None:
@@ -46,15 +46,15 @@ class CountedRounds(Rounds):
     def _note(self) -> None:
         counter = self._counter
         self._digest, self._last_after = digest_of(counter.value), counter.after
-        self._last = cast(Any, SimpleNamespace(raw=_bytes_of(counter.kept))) if counter.kept else None
+        self._last = _bytes_of(counter.kept) if counter.kept else None
 
     def replica(self) -> Replica:
         # Never empty, because torch refuses that.
         state = memoryview(bytearray(f"={self._counter.value}".encode()))
-        return Replica(state, self._last.raw if self._last is not None else None)
+        return Replica(state, self._last)
 
-    def inner(self, version: int, steps: int) -> Inner:
-        return Inner(version, [[1.0]] * steps)
+    def step_rates(self, version: int, steps: int) -> StepRates:
+        return StepRates(version, [[1.0]] * steps)
 
 
 def _bytes_of(text: str) -> torch.Tensor:
@@ -119,11 +119,11 @@ class NodeReplica:
     def fits(self, work: Work) -> bool:
         """Whether the node has what this work is to be computed from; if not, it must have been damaged."""
         self._fresh = -1
-        inner = work.inner
+        rates = work.rates
         steps = {len(loan.batches) for loan in work.loans}
         require(
-            inner is not None and inner.step == work.version and steps == {len(inner.rates)},
-            f"{self._node} is to make the steps of {work} by {inner}",
+            rates is not None and rates.step == work.version and steps == {len(rates.of_steps)},
+            f"{self._node} is to make the steps of {work} by {rates}",
         )
         if self.version != work.version:
             require(

@@ -225,10 +225,10 @@ def sends_work_before_its_parameters(self: Lending, peer: Peer, leases: list[Lea
 
 
 def drops_leases_without_a_word(
-    self: Lending, peer: Peer, leases: list[Lease], found: Any, inner: Any
+    self: Lending, peer: Peer, leases: list[Lease], found: Any, rates: Any
 ) -> None:
     if all(self._view.lease(lease.id) is not None for lease in leases):
-        SEND_WORK(self, peer, leases, found, inner)
+        SEND_WORK(self, peer, leases, found, rates)
 
 
 def forgets_what_is_to_be_verified(self: Lending, effect: ev.Assign) -> None:

@@ -26,7 +26,7 @@ from w5xde.learn.job.coordinator_setup import Prepared, prepare
 from w5xde.learn.job.node_setup import prepare_node
 from w5xde.learn.step.incoming import UpdateReader
 from w5xde.learn.step.sums import Contribution
-from w5xde.messages import Batch, Inner, Loan, Message, Work
+from w5xde.messages import Batch, Loan, Message, StepRates, Work
 from w5xde.runtime.coordinator.round_parameters import RoundParameters
 from w5xde.runtime.coordinator.setup import build_plan, build_reader
 from w5xde.runtime.node.worker import NodeWorker
@@ -63,7 +63,7 @@ class RoundsNode:
             for frame in snapshot.frames:
                 self.sent[type(frame.message).__name__] += 1
                 self.worker.load(travelled(frame.message), bytearray(b"".join(frame.pieces)))
-        work, body = self._work(step, column, self._parameters.inner(step.steps))
+        work, body = self._work(step, column, self._parameters.rates(step.steps))
         done = self.worker.compute(travelled(work), body)
         (answer,) = done.answers
         if answer.failure or answer.dropped:
@@ -73,7 +73,7 @@ class RoundsNode:
         )
         return answer, Contribution(vector, frozenset(answer.absent), answer.loss_sum, norm)
 
-    def _work(self, step: StepPlan, column: int, inner: Inner) -> tuple[Work, bytearray]:
+    def _work(self, step: StepPlan, column: int, rates: StepRates) -> tuple[Work, bytearray]:
         source = self._prepared.source
         assert isinstance(source, MapSource)
         batches, pieces, at = [], [], 0
@@ -83,7 +83,7 @@ class RoundsNode:
             pieces += packed.pieces
             at += packed.body_bytes
         loan = Loan(1, step.epoch, column, column + 1, step.count, step.samples, batches)
-        return Work(self.peer.params.version, [loan], inner=inner), bytearray(b"".join(pieces))
+        return Work(self.peer.params.version, [loan], rates=rates), bytearray(b"".join(pieces))
 
 
 def travelled(message: Any) -> Any:

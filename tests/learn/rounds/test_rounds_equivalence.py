@@ -120,9 +120,9 @@ def test_a_rate_that_is_a_tensor_is_not_changed_by_looking_ahead() -> None:
 
     prepared = prepare(make(mlp(), optimizer=optimizer, scheduler=SCHEDULES["cosine"]), exact())
     assert prepared.rounds is not None
-    first = prepared.rounds.inner(0, 3)
-    prepared.rounds.inner(0, 2)
-    assert prepared.rounds.inner(0, 3) == first
+    first = prepared.rounds.step_rates(0, 3)
+    prepared.rounds.step_rates(0, 2)
+    assert prepared.rounds.step_rates(0, 3) == first
 
 
 def test_complex_parameters_are_refused_where_their_state_would_be_lost() -> None:

@@ -113,7 +113,7 @@ class Newest:
     def kept_copy(self, ahead: float) -> Replica:
         return Replica(memoryview(f"version {self._around.version}, {ahead} ahead".encode()))
 
-    def inner(self, steps: int) -> None:
+    def rates(self, steps: int) -> None:
         """This is not rounds mode."""
 
 
@@ -127,7 +127,7 @@ class Kept:
     def keep(self, sent: SentParams, params: Replica) -> None:
         self.params[sent] = bytes(params.state).decode()
 
-    def sent(self, sent: SentParams, lease: Lease, batches: Any, inner: None) -> None:
+    def sent(self, sent: SentParams, lease: Lease, batches: Any, rates: None) -> None:
         self.of_lease[lease.id] = sent
 
 

@@ -13,7 +13,7 @@ from tests.learn.pool import welcome_of
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.job.node_setup import NodeParts, prepare_node
-from w5xde.messages import Batch, Difference, Inner, Loan, Value, Work
+from w5xde.messages import Batch, Difference, Loan, StepRates, Value, Work
 from w5xde.runtime.node.limits import NodeLimits
 from w5xde.runtime.node.worker import NodeWorker
 
@@ -26,25 +26,25 @@ def node() -> NodeParts:
 
 
 def work(
-    inner: Inner | None, *, batches: int = 2, start: int = 0, stop: int = 1, apart: bool = False
+    rates: StepRates | None, *, batches: int = 2, start: int = 0, stop: int = 1, apart: bool = False
 ) -> Work:
     given = [Batch(i, 4, 0, Value(None)) for i in range(batches)]
-    return Work(0, [Loan(1, 0, start, stop, 2, 16, given, apart)], inner=inner)
+    return Work(0, [Loan(1, 0, start, stop, 2, 16, given, apart)], rates=rates)
 
 
 RATES = [[0.1], [0.1]]
 NONSENSE: dict[str, Work] = {
     "no rates": work(None),
-    "rates for another number of steps": work(Inner(0, [[0.1]])),
-    "rates for another number of groups": work(Inner(0, [[0.1, 0.2], [0.1, 0.2]])),
-    "a rate that is no number": work(Inner(0, [[0.1], [float("nan")]])),
-    "an infinite movement": work(Inner(0, RATES, moved=[float("inf")])),
-    "momenta for fewer steps": work(Inner(0, RATES, [[0.9]])),
-    "two columns at once": work(Inner(0, RATES), stop=2),
-    "a column that the round does not have": work(Inner(0, RATES), start=2, stop=3),
-    "a stretch": work(Inner(0, RATES), apart=True),
-    "no batches": work(Inner(0, []), batches=0),
-    "more steps than any round has": work(Inner(0, [[0.1]] * 5000), batches=5000),
+    "rates for another number of steps": work(StepRates(0, [[0.1]])),
+    "rates for another number of groups": work(StepRates(0, [[0.1, 0.2], [0.1, 0.2]])),
+    "a rate that is no number": work(StepRates(0, [[0.1], [float("nan")]])),
+    "an infinite movement": work(StepRates(0, RATES, sums_before=[float("inf")])),
+    "momenta for fewer steps": work(StepRates(0, RATES, [[0.9]])),
+    "two columns at once": work(StepRates(0, RATES), stop=2),
+    "a column that the round does not have": work(StepRates(0, RATES), start=2, stop=3),
+    "a stretch": work(StepRates(0, RATES), apart=True),
+    "no batches": work(StepRates(0, []), batches=0),
+    "more steps than any round has": work(StepRates(0, [[0.1]] * 5000), batches=5000),
 }
 
 
@@ -52,7 +52,7 @@ NONSENSE: dict[str, Work] = {
 def test_work_that_makes_no_sense_is_refused(kind: str) -> None:
     parts = node()
     limits = NodeLimits(parts.trainer.blueprint, 2**30, 0, parts.columns)
-    limits.take(work(Inner(0, RATES)), bytearray())
+    limits.take(work(StepRates(0, RATES)), bytearray())
     with pytest.raises(RemoteProtocolError) as caught:
         limits.take(NONSENSE[kind], bytearray())
     assert caught.value.code == "W5-120"
@@ -61,7 +61,7 @@ def test_work_that_makes_no_sense_is_refused(kind: str) -> None:
 def test_rounds_are_refused_in_other_modes() -> None:
     parts = prepare_node(JOB, welcome_of(prepare(JOB, settings())), CPU)
     limits = NodeLimits(parts.trainer.blueprint, 2**30)
-    for message in (work(Inner(0, RATES)), Difference(0, 2, "none", bytes(16))):
+    for message in (work(StepRates(0, RATES)), Difference(0, 2, "none", bytes(16))):
         with pytest.raises(RemoteProtocolError):
             limits.take(message, bytearray())
 
@@ -107,7 +107,7 @@ def test_a_difference_that_does_not_fit_makes_the_node_ask_anew(message: Differe
     worker = NodeWorker(parts, lambda: 0.0, lambda lease: False)
     parts.columns.loaded(0)
     worker.load(message, bytearray(parts.columns.vectors.moving_bytes))
-    done = worker.compute(work(Inner(0, RATES)), bytearray())
+    done = worker.compute(work(StepRates(0, RATES)), bytearray())
     assert done.differs
     assert [answer.dropped for answer in done.answers] == [True]
 

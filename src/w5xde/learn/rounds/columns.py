@@ -19,7 +19,7 @@ from w5xde.learn.rounds.replica import Replica, move_replica, replica_digest
 from w5xde.learn.step.fast_optimizer import Stepper
 from w5xde.learn.step.local_steps import StepsCancelled, TemporarySteps
 from w5xde.learn.train.trainer import Outcome, Task, Trainer
-from w5xde.messages import Inner
+from w5xde.messages import StepRates
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Columns:
     # --- computing --------------------------------------------------------------------------------
 
     def compute(
-        self, tasks: Sequence[Task], inner: Inner, is_cancelled: Callable[[], bool] = lambda: False
+        self, tasks: Sequence[Task], rates: StepRates, is_cancelled: Callable[[], bool] = lambda: False
     ) -> Outcome:
         """Make a step with each task. Returns the difference that they made, and the sum of their losses.
 
@@ -104,12 +104,12 @@ class Columns:
         rules, steps = self._rules, self._steps
         with steps.begin():
             optimizer, loss_sum = rules.make_optimizer(), 0.0
-            rules.hand_over.restore(optimizer, self._parameters, self._last, inner)
+            rules.hand_over.restore(optimizer, self._parameters, self._last, rates)
             stepper = Stepper(optimizer, self._flat)
             for number, task in enumerate(tasks):
                 if is_cancelled():
                     raise StepsCancelled
-                _set_rates(optimizer, inner, number)
+                _set_rates(optimizer, rates, number)
                 loss_sum += steps.make(stepper, task, rules.clip_norm)
 
             def summarize(difference: Vector) -> None:
@@ -119,12 +119,12 @@ class Columns:
             return Outcome(steps.difference(summarize), loss_sum, [])
 
 
-def _set_rates(optimizer: Optimizer, inner: Inner, number: int) -> None:
+def _set_rates(optimizer: Optimizer, rates: StepRates, number: int) -> None:
     """Set the learning rates, and the momenta if a schedule changes them, for one step of a column."""
     for place, group in enumerate(optimizer.param_groups):
-        group["lr"] = inner.rates[number][place]
-        if inner.momenta:
-            momentum = inner.momenta[number][place]
+        group["lr"] = rates.of_steps[number][place]
+        if rates.momenta:
+            momentum = rates.momenta[number][place]
             if "betas" in group:
                 group["betas"] = (momentum, *group["betas"][1:])
             else:

@@ -29,7 +29,7 @@ from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Optimizer, 
 
 from w5xde.errors import JobError
 from w5xde.learn.model.layout import Blueprint
-from w5xde.messages import AVERAGED, CARRIED, Entry, Inner, Layout
+from w5xde.messages import AVERAGED, CARRIED, Entry, Layout, StepRates
 
 NONE, MOVEMENT, FACTORED, MEAN = "none", "movement", "factored", "mean"
 # Adam's best rate in rounds is between that for steps of one batch and twice that; SGD's is the same.
@@ -159,7 +159,7 @@ class HandOver:
     # --- before a column --------------------------------------------------------------------------
 
     def restore(
-        self, optimizer: Optimizer, parameters: Sequence[Tensor], last: Tensor | None, inner: Inner
+        self, optimizer: Optimizer, parameters: Sequence[Tensor], last: Tensor | None, rates: StepRates
     ) -> None:
         """Give an optimizer that has made no step the state in which a column starts.
 
@@ -168,26 +168,18 @@ class HandOver:
         """
         if last is None:
             return
-        moved = self._moved(optimizer, inner)
+        groups = _groups_of(optimizer, rates)
         movements = self.vectors.entries_in(last, self.vectors.trained)
         for (parameter, statistics), movement in zip(self._of(parameters, last), movements, strict=True):
-            found = moved.get(parameter)
+            found = groups.get(parameter)
             if found is None:
                 continue  # the job does not give it to the optimizer
             group, rate = found
             # The parameters went down, so the movement has the sign opposite to the momentum's.
             step = movement.to(parameter.dtype).div(-rate) if rate else torch.zeros_like(parameter)
-            state = self._state(group, parameter, statistics, step, inner.step)
+            state = self._state(group, parameter, statistics, step, rates.step)
             if state:
                 optimizer.state[parameter] = state
-
-    def _moved(self, optimizer: Optimizer, inner: Inner) -> dict[Tensor, tuple[dict[str, Any], float]]:
-        """The group of each parameter, and the sum of the rates with which it moved in the round before."""
-        return {
-            parameter: (group, rate)
-            for group, rate in zip(optimizer.param_groups, inner.moved, strict=True)
-            for parameter in group["params"]
-        }
 
     def _state(
         self, group: dict[str, Any], parameter: Tensor, statistics: list[Tensor], step: Tensor, count: int
@@ -207,6 +199,15 @@ class HandOver:
         first = second.div(1 - beta2**count).sqrt_().add_(group["eps"]).mul_(step)
         first.mul_(ADAM_MOMENTUM * (1 - beta1**count))
         return {_STEP: counter, "exp_avg": first, "exp_avg_sq": second}
+
+
+def _groups_of(optimizer: Optimizer, rates: StepRates) -> dict[Tensor, tuple[dict[str, Any], float]]:
+    """The group of each parameter, and the sum of the rates with which it moved in the round before."""
+    return {
+        parameter: (group, rate)
+        for group, rate in zip(optimizer.param_groups, rates.sums_before, strict=True)
+        for parameter in group["params"]
+    }
 
 
 def _decays(optimizer: Optimizer) -> dict[Tensor, float]:

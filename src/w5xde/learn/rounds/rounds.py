@@ -23,7 +23,7 @@ from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.model.layout import FlatModel, Vector
 from w5xde.learn.rounds.hand_over import HandOver
 from w5xde.learn.rounds.replica import Replica, move_replica, replica_digest
-from w5xde.messages import AVERAGED, CARRIED, TRAINED, Difference, Inner
+from w5xde.messages import AVERAGED, CARRIED, TRAINED, Difference, StepRates
 
 # A node that missed more rounds than this is sent the parameters instead: they are not much larger.
 HISTORY_ROUNDS = 8
@@ -68,10 +68,10 @@ class Rounds:
         self._last: Tensor | None = None
         self._last_after = 0
         # For each of the optimizer's groups, the sum of the rates of the last round.
-        self._moved: list[float] = []
+        self._rate_sums: list[float] = []
         self._history: deque[SentDifference] = deque(maxlen=HISTORY_ROUNDS)
         self._digest = replica_digest(self._replica.raw)
-        self._inner: Inner | None = None
+        self._step_rates: StepRates | None = None
 
     # --- what nodes need --------------------------------------------------------------------------
 
@@ -104,14 +104,16 @@ class Rounds:
             return None
         return [self._history[i] for i in range(places[0], len(self._history))]
 
-    def inner(self, version: int, steps: int) -> Inner:
-        """How nodes make the steps of the round that begins after `version` steps."""
-        if self._inner is None or (self._inner.step, len(self._inner.rates)) != (version, steps):
+    def step_rates(self, version: int, steps: int) -> StepRates:
+        """The rates of the round that begins after `version` steps."""
+        known = self._step_rates
+        if known is None or (known.step, len(known.of_steps)) != (version, steps):
             with _schedule_restored(self._optimizer, self._scheduler):
                 rates, momenta = self._run_schedule(steps)
             # Only schedules change momenta; the others are those of the job's optimizer.
-            self._inner = Inner(version, rates, [] if self._scheduler is None else momenta, self._moved)
-        return self._inner
+            kept = [] if self._scheduler is None else momenta
+            known = self._step_rates = StepRates(version, rates, kept, self._rate_sums)
+        return known
 
     def _run_schedule(self, steps: int) -> tuple[list[list[float]], list[list[float]]]:
         rates, momenta = [], []
@@ -136,8 +138,8 @@ class Rounds:
 
         `mean` is the mean of its columns. Moves the replica and the schedule on.
         """
-        inner = self.inner(version, steps)
-        self._moved = [sum(rates) for rates in zip(*inner.rates, strict=True)]
+        rates = self.step_rates(version, steps)
+        self._rate_sums = [sum(of_group) for of_group in zip(*rates.of_steps, strict=True)]
         for _ in range(steps):
             self._step_schedule()
         change = self.vectors.new_vector()
@@ -175,7 +177,7 @@ class Rounds:
             "replica": self._replica.raw,
             "last": self._last,
             "after": self._last_after,
-            "moved": list(self._moved),
+            "rate_sums": list(self._rate_sums),
         }
 
     def load_state(self, state: dict[str, Any], version: int) -> None:
@@ -186,9 +188,9 @@ class Rounds:
                 raise ValueError("a replica that is not one of this model")
         self._replica = Vector.over(replica.clone(), self._flat.blueprint)
         self._digest = replica_digest(self._replica.raw)
-        self._moved = [float(rate) for rate in state["moved"]]
+        self._rate_sums = [float(rate) for rate in state["rate_sums"]]
         self._last = last.clone() if last is not None else None
-        self._last_after, self._inner = int(state["after"]), None
+        self._last_after, self._step_rates = int(state["after"]), None
         # Nodes that are some rounds behind, or ahead, get all parameters.
         self._history.clear()
 

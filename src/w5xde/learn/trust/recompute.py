@@ -19,7 +19,7 @@ from w5xde.learn.rounds.columns import Columns
 from w5xde.learn.rounds.replica import Replica
 from w5xde.learn.step.finite import Gauge, can_hold_nan
 from w5xde.learn.train.trainer import Task, Trainer
-from w5xde.messages import Inner
+from w5xde.messages import StepRates
 
 # Relative differences that any machine's rounding may cause; beyond them, this many times the usual
 # difference between pairs that agree is still accepted.
@@ -46,7 +46,7 @@ class LeasedWork(NamedTuple):
     """What a lease asks for: one task; in rounds mode a task for each step of a column, and the rates."""
 
     tasks: list[Task]
-    inner: Inner | None = None
+    rates: StepRates | None = None
 
 
 class LeaseComputer(Protocol):
@@ -82,10 +82,10 @@ class ColumnComputer:
         self.vectors = columns.vectors
 
     def compute(self, params: Replica, work: LeasedWork) -> Vector:
-        if work.inner is None:
+        if work.rates is None:
             raise ValueError("a column without rates")
         self._columns.start_from(params)
-        raw = self._columns.compute(work.tasks, work.inner).vector.raw
+        raw = self._columns.compute(work.tasks, work.rates).vector.raw
         arrived = self.vectors.new_vector()
         groups = self.vectors.moving_groups
         self._pipeline.unpack(self._pipeline.pack(raw, groups), arrived.raw, groups)

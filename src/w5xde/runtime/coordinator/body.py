@@ -358,12 +358,8 @@ class Coordinator:
             address=self.address,
             parameters=self._parameters,
             settings=self._settings,
-            progress=self._view.progress,
-            steps_total=self._view.plan.steps_total,
+            view=self._view,
             seconds=self.seconds(),
-            batches_relent=self._view.batches_relent,
             scaling=self._prepared.scaling.text if self._prepared.scaling is not None else "",
-            pool=(len(self._view.members), self._view.members.parallel),
-            round_steps=self._view.round_steps,
             round_rate=self._prepared.rounds.rate if self._prepared.rounds is not None else 1.0,
         )

@@ -59,7 +59,7 @@ class ParameterEncoder:
         """Every parameter and buffer of the newest version, as bytes that do not change."""
         return Replica(self._learner.snapshot(whole=True, ahead=ahead))
 
-    def inner(self, steps: int) -> None:
+    def rates(self, steps: int) -> None:
         """Nothing: nodes make no steps."""
 
     def _raw(self, *, whole: bool, ahead: float) -> Snapshot:

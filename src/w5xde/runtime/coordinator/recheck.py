@@ -27,7 +27,7 @@ from w5xde.learn.trust.recompute import (
     Opinion,
     Recomputer,
 )
-from w5xde.messages import Inner
+from w5xde.messages import StepRates
 from w5xde.runtime.pipeline.peer import SentParams
 from w5xde.runtime.system.actor import Actor
 from w5xde.tree import Span, batch_seed
@@ -54,7 +54,7 @@ class Recheck:
         self._is_outstanding = is_outstanding
         self._verified = verified
         # The parameters and the batches that each lease was sent with.
-        self._sent: dict[int, tuple[SentParams, list[Packed], Inner | None]] = {}
+        self._sent: dict[int, tuple[SentParams, list[Packed], StepRates | None]] = {}
         self._params: dict[SentParams, Replica] = {}
         self._recomputer: Recomputer | None = None
 
@@ -63,16 +63,16 @@ class Recheck:
         self._forget()
         self._params[sent] = params
 
-    def sent(self, sent: SentParams, lease: Lease, batches: list[Packed], inner: Inner | None) -> None:
+    def sent(self, sent: SentParams, lease: Lease, batches: list[Packed], rates: StepRates | None) -> None:
         """A lease that will be verified was sent, with parameters that are kept."""
-        self._sent[lease.id] = (sent, batches, inner)
+        self._sent[lease.id] = (sent, batches, rates)
 
     def verify(self, lease: Lease, given: Contribution) -> None:
         """Compute the lease again and report how the answer compares."""
-        sent, batches, inner = self._sent[lease.id]
+        sent, batches, rates = self._sent[lease.id]
         params = self._params[sent]
         self._actor.call(
-            lambda: self._compare(lease, given, params, self._work(lease, batches, inner)),
+            lambda: self._compare(lease, given, params, self._work(lease, batches, rates)),
             lambda opinion: self._done(lease, opinion),
         )
 
@@ -103,7 +103,7 @@ class Recheck:
             computer = GradientComputer(prepared.make_trainer())
         return Recomputer(computer, prepared.rules.precision)
 
-    def _work(self, lease: Lease, batches: list[Packed], inner: Inner | None) -> LeasedWork:
+    def _work(self, lease: Lease, batches: list[Packed], rates: StepRates | None) -> LeasedWork:
         """What the node was lent."""
         step, values = lease.step, []
         places = step.places(lease.span)
@@ -114,9 +114,9 @@ class Recheck:
                 seed = batch_seed(self._prepared.rules.seed, step.epoch, step.first + place)
                 value = source.read_indices(value, seed)
             values.append((step.first + place, step.sizes[place], value))
-        if inner is not None:
+        if rates is not None:
             alone = Span(0, 1)
-            return LeasedWork([Task(step.epoch, alone, 1, each[1], [each]) for each in values], inner)
+            return LeasedWork([Task(step.epoch, alone, 1, each[1], [each]) for each in values], rates)
         return LeasedWork([Task(step.epoch, lease.span, step.count, step.samples, values)])
 
     def stop(self) -> None:

@@ -12,7 +12,7 @@ from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.rounds.replica import Replica
 from w5xde.learn.rounds.rounds import EXACT_CODEC, Rounds
 from w5xde.learn.step.learner import Learner
-from w5xde.messages import Inner, Params
+from w5xde.messages import Params, StepRates
 from w5xde.runtime.pipeline.peer import Peer
 from w5xde.runtime.pipeline.ports import ParameterFrame, Snapshot
 
@@ -49,5 +49,5 @@ class RoundParameters:
     def kept_copy(self, ahead: float) -> Replica:
         return self._rounds.replica()
 
-    def inner(self, steps: int) -> Inner:
-        return self._rounds.inner(self._learner.version, steps)
+    def rates(self, steps: int) -> StepRates:
+        return self._rounds.step_rates(self._learner.version, steps)

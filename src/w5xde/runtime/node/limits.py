@@ -133,12 +133,12 @@ class NodeLimits:
 
     def _makes_sense(self, work: Work) -> bool:
         if self._columns is None:
-            return work.inner is None and all(map(_is_possible, work.loans))
-        inner, groups = work.inner, self._columns.groups
-        if inner is None or not all(_is_column(loan, len(inner.rates)) for loan in work.loans):
+            return work.rates is None and all(map(_is_possible, work.loans))
+        rates, groups = work.rates, self._columns.groups
+        if rates is None or not all(_is_column(loan, len(rates.of_steps)) for loan in work.loans):
             return False
-        rows = [*inner.rates, *inner.momenta, *([inner.moved] if inner.moved else [])]
-        is_even = all(len(row) == groups for row in rows) and len(inner.momenta) in (0, len(inner.rates))
+        rows = [*rates.of_steps, *rates.momenta, *([rates.sums_before] if rates.sums_before else [])]
+        is_even = all(len(row) == groups for row in rows) and len(rates.momenta) in (0, len(rates.of_steps))
         return is_even and all(math.isfinite(number) for row in rows for number in row)
 
     def _check_params(self, params: Params | Difference, body_bytes: int) -> None:

@@ -25,7 +25,7 @@ from w5xde.learn.model.layout import Vector
 from w5xde.learn.rounds.columns import Columns
 from w5xde.learn.step.local_steps import StepsCancelled
 from w5xde.learn.train.trainer import Task
-from w5xde.messages import Answer, Difference, Inner, Loan, Params, Work
+from w5xde.messages import Answer, Difference, Loan, Params, StepRates, Work
 from w5xde.protocol.wire import Body
 from w5xde.runtime.node.limits import DISCARDED
 from w5xde.runtime.node.listed_batches import ListedBatches
@@ -161,7 +161,7 @@ class NodeWorker:
         ahead_seconds = (self._clock() - begun) / max(1, len(tasks))
         for loan, some in zip(work.loans, tasks, strict=True):
             begun = self._clock()
-            answer, vector = self._compute(loan, some, work.inner, begun - ahead_seconds, done.squares)
+            answer, vector = self._compute(loan, some, work.rates, begun - ahead_seconds, done.squares)
             done.compute_seconds += answer.seconds
             if vector is not None and (self._sender is None or loan.apart):
                 done.lent.append(vector)
@@ -217,7 +217,7 @@ class NodeWorker:
         self,
         loan: Loan,
         tasks: list[Task] | W5xdeError | SamplesMissing,
-        inner: Inner | None,
+        rates: StepRates | None,
         begun: float,
         squares: list[float],
     ) -> tuple[Answer, Vector | None]:
@@ -229,9 +229,9 @@ class NodeWorker:
         try:
             if isinstance(tasks, W5xdeError):
                 raise tasks
-            if inner is not None:
+            if rates is not None:
                 columns, lease = _require_columns(self.parts.columns), loan.lease
-                outcome = columns.compute(tasks, inner, lambda: self._is_cancelled(lease))
+                outcome = columns.compute(tasks, rates, lambda: self._is_cancelled(lease))
             elif loan.apart:
                 outcome = self.parts.local_steps.compute(tasks)
             else:

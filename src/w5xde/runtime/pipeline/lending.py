@@ -14,7 +14,7 @@ from w5xde.control.view import CoreView
 from w5xde.learn.data.payload import Packed
 from w5xde.learn.data.sources import Key
 from w5xde.learn.rounds.replica import Replica
-from w5xde.messages import Batch, Cancel, Inner, Loan, SampleList, Work
+from w5xde.messages import Batch, Cancel, Loan, SampleList, StepRates, Work
 from w5xde.runtime.pipeline.peer import NOTHING_SENT, Peer, SentParams, SentWork
 from w5xde.runtime.pipeline.ports import ParameterFrame, Ports, Snapshot
 from w5xde.runtime.telemetry.meters import Meters
@@ -92,26 +92,26 @@ class Lending:
         asked = peer.params_asked
         if asked.version >= version and asked.ahead == ahead and not is_chosen:
 
-            def send_alone(inner: Inner | None) -> None:
+            def send_alone(rates: StepRates | None) -> None:
                 if peer.params == NOTHING_SENT:
                     self._send_parameters(peer, leases, found)  # it has lost its parameters meanwhile
                 else:
-                    self._send_work(peer, leases, found, inner)
+                    self._send_work(peer, leases, found, rates)
 
             # The work waits its turn all the same, so that it never overtakes its parameters.
-            tasks.call(lambda: parameters.inner(leases[0].step.steps), send_alone)
+            tasks.call(lambda: parameters.rates(leases[0].step.steps), send_alone)
             return
         whole = asked.version < 0
         peer.params_asked = SentParams(max(asked.version, version), ahead)
 
-        def make() -> tuple[SentParams, Snapshot, Replica | None, Inner | None]:
+        def make() -> tuple[SentParams, Snapshot, Replica | None, StepRates | None]:
             # An answer is verified on the very parameters that the node has.
             kept = parameters.kept_copy(ahead) if is_chosen else None
             known, snapshot = peer.params, parameters.get(peer, whole=whole, ahead=ahead)
-            return known, snapshot, kept, parameters.inner(leases[0].step.steps)
+            return known, snapshot, kept, parameters.rates(leases[0].step.steps)
 
-        def send(made: tuple[SentParams, Snapshot, Replica | None, Inner | None]) -> None:
-            known, snapshot, kept, inner = made
+        def send(made: tuple[SentParams, Snapshot, Replica | None, StepRates | None]) -> None:
+            known, snapshot, kept, rates = made
             if peer.params == NOTHING_SENT != known:
                 # It has lost the parameters that these are to change.
                 if snapshot.sent is not None:
@@ -132,7 +132,7 @@ class Lending:
                 snapshot.sent()
             if kept is not None:
                 self._ports.verifier.keep(params, kept)
-            self._send_work(peer, leases, found, inner)
+            self._send_work(peer, leases, found, rates)
 
         tasks.call(make, send)
 
@@ -145,11 +145,13 @@ class Lending:
             sent = snapshot.sent if number == last else None
             peer.connection.send(frame.message, frame.pieces, sent, hold=True)
 
-    def _send_work(self, peer: Peer, leases: list[Lease], found: PackedBatches, inner: Inner | None) -> None:
+    def _send_work(
+        self, peer: Peer, leases: list[Lease], found: PackedBatches, rates: StepRates | None
+    ) -> None:
         # Reading the batches may have taken time: a lease that ended meanwhile is not sent.
         wanted = [lease for lease in leases if self._view.lease(lease.id) is not None]
         if wanted and not peer.is_gone:
-            self._send_wanted(peer, wanted, found, inner)
+            self._send_wanted(peer, wanted, found, rates)
         self._to_verify.difference_update(lease.id for lease in leases)
         # Last: the core may lend at once, and other parameters must not come between these and their work.
         for lease in leases:
@@ -157,7 +159,7 @@ class Lending:
                 self._dispatch(ev.Dropped(peer.name, lease.id))
 
     def _send_wanted(
-        self, peer: Peer, wanted: list[Lease], found: PackedBatches, inner: Inner | None
+        self, peer: Peer, wanted: list[Lease], found: PackedBatches, rates: StepRates | None
     ) -> None:
         samples = self._ports.samples if peer.samples is not None else None
         pieces: list[memoryview] = []
@@ -173,7 +175,7 @@ class Lending:
                 pieces += packed.pieces
                 at += packed.body_bytes
             if lease.id in self._to_verify:
-                self._ports.verifier.sent(peer.params, lease, [found[key] for key in keys], inner)
+                self._ports.verifier.sent(peer.params, lease, [found[key] for key in keys], rates)
             place = (step.epoch, *lease.span, step.count, step.samples)
             loans.append(Loan(lease.id, *place, batches, step.apart))
             if samples is not None:
@@ -184,6 +186,6 @@ class Lending:
         peer.works.append(SentWork(leases, batch_count, self._ports.clock(), listed))
         measures = any(self._meters.noise.wants(lease.step) for lease in wanted)
         before = peer.connection.bytes_sent
-        work = Work(peer.params.version, loans, peer.connection.reported_link, measures, inner)
+        work = Work(peer.params.version, loans, peer.connection.reported_link, measures, rates)
         peer.connection.send(work, pieces)
         self._meters.sent_data(loans[0].epoch, peer.connection.bytes_sent - before)

@@ -16,7 +16,7 @@ from w5xde.learn.data.sources import Key
 from w5xde.learn.rounds.replica import Replica
 from w5xde.learn.step.incoming import Checked, IncomingVector
 from w5xde.learn.step.sums import Contribution, StepSums, Total
-from w5xde.messages import Difference, Inner, Params, Update
+from w5xde.messages import Difference, Params, StepRates, Update
 from w5xde.runtime.pipeline.peer import Peer, SentParams, SentWork
 
 
@@ -126,8 +126,8 @@ class Parameters(Protocol):
     def kept_copy(self, ahead: float) -> Replica:
         """All that a lease on that version is computed from, in memory that does not change."""
 
-    def inner(self, steps: int) -> Inner | None:
-        """How nodes make the steps of the round that begins with it; None: this is not rounds mode."""
+    def rates(self, steps: int) -> StepRates | None:
+        """The rates of the round that begins with it; None: this is not rounds mode."""
 
 
 class Verifier(Protocol):
@@ -136,7 +136,7 @@ class Verifier(Protocol):
     def keep(self, sent: SentParams, params: Replica) -> None:
         """Keep these parameters: leases that will be verified are about to be sent with them."""
 
-    def sent(self, sent: SentParams, lease: Lease, batches: list[Packed], inner: Inner | None) -> None:
+    def sent(self, sent: SentParams, lease: Lease, batches: list[Packed], rates: StepRates | None) -> None:
         """A lease that will be verified was sent, with parameters that are kept."""
 
     def verify(self, lease: Lease, given: Contribution) -> None:

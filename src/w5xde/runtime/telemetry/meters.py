@@ -15,6 +15,7 @@ import msgspec
 from w5xde.config import Settings
 from w5xde.control.events import Step
 from w5xde.control.steps.cut import Aside, Progress
+from w5xde.control.view import CoreView
 from w5xde.runtime.durable.resume import KeptMeters, KeptNode, Restored
 from w5xde.runtime.telemetry.gradient_noise import GradientNoise
 from w5xde.runtime.telemetry.status import NodeStatus, RunStatus
@@ -238,16 +239,13 @@ class Meters:
         address: str,
         parameters: int,
         settings: Settings,
-        progress: Progress,
-        steps_total: int | None,
+        view: CoreView,
         seconds: float,
-        batches_relent: int,
         scaling: str,
-        pool: tuple[int, int],
-        round_steps: int,
         round_rate: float,
     ) -> RunStatus:
-        """The status of the run at this moment; `pool`: nodes, and how many of them can compute at a time."""
+        """The status of the run at this moment."""
+        progress, members = view.progress, view.members
         total = sum(node.batches for node in self.nodes.values()) or 1
         return RunStatus(
             run=run,
@@ -255,7 +253,7 @@ class Meters:
             address=address,
             parameters=parameters,
             step=progress.steps,
-            steps_total=steps_total,
+            steps_total=view.plan.steps_total,
             epoch=progress.epochs,
             epochs_total=settings.epoch_limit,
             batches=progress.batches,
@@ -272,16 +270,16 @@ class Meters:
             data_bytes_sent=self.data_bytes.total(),
             sent_per_second=self.sent_rate.per_second,
             received_per_second=self.received_rate.per_second,
-            batches_relent=batches_relent,
+            batches_relent=view.batches_relent,
             bytes_per_sample=(self.bytes_sent + self.bytes_received) / progress.samples
             if progress.samples
             else None,
             rounds=progress.rounds,
-            round_steps=round_steps,
+            round_steps=view.round_steps,
             round_rate=round_rate,
             scaling=scaling,
             gradient_noise_batches=self.noise.batches,
-            gradient_noise=self.noise.text(*pool),
+            gradient_noise=self.noise.text(len(members), members.parallel),
             loss_average=self.loss_average,
             staleness_mean=self.staleness_mean,
             staleness_max=self.staleness_max,
