@@ -45,7 +45,7 @@ class CountedRounds(Rounds):
 
     def _note(self) -> None:
         counter = self._counter
-        self._digest, self._last_after = digest_of(counter.value), counter.after
+        self._digest, self._last_after = digest_of(start_of(counter.value, counter.kept)), counter.after
         self._last = _bytes_of(counter.kept) if counter.kept else None
 
     def replica(self) -> Replica:
@@ -80,7 +80,7 @@ class NodeReplica:
     def announced(self) -> tuple[int, bytes]:
         """What a node that comes back says of them, if all is there that a column starts from."""
         is_whole = self.version == 0 or (self.version > 0 and bool(self._kept))
-        return (self.version, digest_of(self._value)) if is_whole else NO_REPLICA
+        return (self.version, digest_of(start_of(self._value, self._kept))) if is_whole else NO_REPLICA
 
     def damage(self) -> None:
         """Bits flip."""
@@ -111,7 +111,7 @@ class NodeReplica:
         else:
             self._value, self._kept = moved(self._value, body.decode()), moved(self._kept, body.decode())
         self.version = sent.version
-        if digest_of(self._value) != sent.replica:
+        if digest_of(start_of(self._value, self._kept)) != sent.replica:
             require(self._is_damaged, f"{self._node} followed to another version {sent.version}")
             self.version = -1
             self.losses += 1

@@ -174,7 +174,7 @@ def summary(
     for parameter, state in optimizer.state.items():
         name = names[parameter]
         if is_factored(optimizer):
-            decay, v = beta2(optimizer, parameter) ** steps, state["exp_avg_sq"]
+            decay, v = math.prod([beta2(optimizer, parameter)] * steps), state["exp_avg_sq"]
             parts = {name: v}
             if v.dim() > 1 and v.shape[0] + v[0].numel() < v.numel():
                 v = v.reshape(v.shape[0], -1)
@@ -200,7 +200,7 @@ def accumulated(
     parameters = dict(model.named_parameters())
     found = {}
     for key, fresh in statistics.items():
-        decay = beta2(optimizer, parameters[key.split("/")[0]]) ** steps
+        decay = math.prod([beta2(optimizer, parameters[key.split("/")[0]])] * steps)
         found[key] = fresh * (1 - decay)
         if before is not None and key in before["state"]:
             found[key] = found[key] + decay * before["state"][key]

@@ -15,11 +15,14 @@ from tests.learn import jobs
 from tests.learn.jobs import make, mlp, settings
 from tests.learn.pool import train_in_pool
 from tests.learn.reference import differences
-from tests.learn.rounds.pool import check_rounds, same_for_any_pool, train_rounds
+from tests.learn.rounds.pool import RoundsNode, check_rounds, same_for_any_pool, train_rounds
+from tests.learn.summing import Complete, Lent
 from w5xde.config import Settings
 from w5xde.errors import JobError, RemoteProtocolError
 from w5xde.learn.job.coordinator_setup import prepare
-from w5xde.runtime.coordinator.setup import build_reader
+from w5xde.runtime.coordinator.round_parameters import RoundParameters
+from w5xde.runtime.coordinator.setup import build_plan, build_reader
+from w5xde.tree import Span
 
 
 def exact(**more: Any) -> Settings:
@@ -201,3 +204,29 @@ def test_a_round_of_one_column_and_one_step_is_a_plain_step_of_sgd() -> None:
 def test_nodes_that_come_back_follow_by_differences_and_new_ones_get_everything() -> None:
     trained = train_rounds(make(mlp()), exact(epochs=8, local_steps=1), nodes=7, seed=3)
     assert trained.answers["Difference"] > 4 * trained.answers["Params"] >= 4 * 7
+
+
+def test_statistics_that_were_damaged_at_a_node_are_found_by_the_hash() -> None:
+    job, rules = make(mlp(), optimizer=lambda p: AdamW(p, lr=0.01)), exact(batches_per_step=1)
+    prepared = prepare(job, rules)
+    assert prepared.rounds is not None
+    parameters = RoundParameters(prepared.learner, prepared.rounds, rules.directions.down)
+    node, reader = RoundsNode(job, prepared, parameters), build_reader(prepared.learner, rules)
+    plan = build_plan(prepared, rules)
+
+    def make_round() -> None:
+        step = plan.next_step()
+        assert step is not None
+        _, contribution = node.compute(reader, step, 0)
+        prepared.sums.add(Lent(0, step, Span(0, 1)), contribution, 0)
+        prepared.learner.apply([prepared.sums.total(Complete(step, [(0, 1, "node", 0)]))])
+
+    make_round()
+    make_round()
+    columns = node.worker.parts.columns
+    assert columns is not None
+    assert columns._last is not None
+    statistics = columns._rules.hand_over._entries[0]
+    columns.vectors.entries_in(columns._last, [statistics])[0][0] *= 2
+    with pytest.raises(AssertionError, match="dropped=True"):
+        make_round()

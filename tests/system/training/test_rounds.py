@@ -153,9 +153,9 @@ def test_a_node_whose_parameters_went_wrong_gets_them_anew(
 ) -> None:
     here, right, seen = os.getpid(), columns.replica_digest, []
 
-    def sometimes_wrong(moving: Any) -> bytes:
+    def sometimes_wrong(moving: Any, last: Any) -> bytes:
         seen.append(1)
-        return bytes(16) if os.getpid() != here and len(seen) == 5 else right(moving)
+        return bytes(16) if os.getpid() != here and len(seen) == 5 else right(moving, last)
 
     monkeypatch.setattr(columns, "replica_digest", sometimes_wrong)
     result = w5xde.train(f"{JOBS}:job", nodes=2, runs=str(tmp_path), **SETTINGS)

@@ -56,7 +56,7 @@ class Columns:
 
     @property
     def digest(self) -> bytes:
-        return replica_digest(self._flat.moving.raw)
+        return replica_digest(self._flat.moving.raw, self._last)
 
     @property
     def is_whole(self) -> bool:
@@ -89,7 +89,7 @@ class Columns:
         self.version, self._last = version, difference.raw
         if self.digest != digest:
             self.version = -1
-            return f"the parameters of version {version} have another hash than the coordinator's"
+            return f"the replica of version {version} has another hash than the coordinator's"
         return ""
 
     # --- computing --------------------------------------------------------------------------------

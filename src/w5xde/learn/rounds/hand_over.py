@@ -19,6 +19,7 @@ no nodes and no codecs.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -133,7 +134,7 @@ class HandOver:
                     kept = state.get(name)
                     into.copy_(kept) if isinstance(kept, Tensor) else into.zero_()
             elif self._kind == FACTORED:
-                decay = _decays(optimizer).get(parameter, 0.0) ** steps
+                decay = _power(_decays(optimizer).get(parameter, 0.0), steps)
                 started = before[place] if before is not None else [None] * len(statistics)
                 now = _factors(state.get("exp_avg_sq"), statistics)
                 for into, reached, old in zip(statistics, now, started, strict=True):
@@ -150,7 +151,7 @@ class HandOver:
         decays = _decays(optimizer)
         before = [each for _, each in self._of(parameters, last)] if last is not None else None
         for place, (parameter, statistics) in enumerate(self._of(parameters, new)):
-            decay = decays.get(parameter, 0.0) ** steps
+            decay = _power(decays.get(parameter, 0.0), steps)
             for number, fresh in enumerate(statistics):
                 fresh.mul_(1 - decay)
                 if before is not None:
@@ -213,6 +214,11 @@ def _groups_of(optimizer: Optimizer, rates: StepRates) -> dict[Tensor, tuple[dic
 def _decays(optimizer: Optimizer) -> dict[Tensor, float]:
     """The factor by which each step of Adam shrinks the second moments of a parameter."""
     return {parameter: group["betas"][1] for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _power(base: float, exponent: int) -> float:
+    """A power by multiplications alone, which have the same bits on all machines; `**` need not have."""
+    return math.prod(itertools.repeat(base, exponent))
 
 
 def _factors(second: Tensor | None, like: list[Tensor]) -> list[Tensor]:

@@ -27,9 +27,12 @@ class Replica(NamedTuple):
     last: Tensor | None = None
 
 
-def replica_digest(moving: Tensor) -> bytes:
-    """The hash of a replica, by the bytes of its moving part."""
-    return blake2b(moving.cpu().numpy().data, digest_size=DIGEST_BYTES).digest()
+def replica_digest(moving: Tensor, last: Tensor | None) -> bytes:
+    """The hash of all that columns start from: the bytes of the moving part, and what the last round sent."""
+    digest = blake2b(moving.cpu().numpy().data, digest_size=DIGEST_BYTES)
+    if last is not None:
+        digest.update(last.cpu().numpy().data)
+    return digest.digest()
 
 
 def move_replica(moving: Vector, difference: Vector, vectors: Blueprint) -> None:

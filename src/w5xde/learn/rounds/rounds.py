@@ -70,7 +70,7 @@ class Rounds:
         # For each of the optimizer's groups, the sum of the rates of the last round.
         self._rate_sums: list[float] = []
         self._history: deque[SentDifference] = deque(maxlen=HISTORY_ROUNDS)
-        self._digest = replica_digest(self._replica.raw)
+        self._digest = replica_digest(self._replica.raw, None)
         self._step_rates: StepRates | None = None
 
     # --- what nodes need --------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class Rounds:
             self._optimizer, self._parameters, self._last, received.raw, version - after
         )
         self._last, self._last_after = received.raw, after
-        self._digest = replica_digest(self._replica.raw)
+        self._digest = replica_digest(self._replica.raw, self._last)
         message = Difference(after, version, self._pipeline.spec, self._digest)
         self._history.append(SentDifference(message, self._pipeline.compress(packed, groups)))
 
@@ -187,9 +187,9 @@ class Rounds:
             if given is not None and (given.shape, given.dtype) != (ours.raw.shape, ours.raw.dtype):
                 raise ValueError("a replica that is not one of this model")
         self._replica = Vector.over(replica.clone(), self._flat.blueprint)
-        self._digest = replica_digest(self._replica.raw)
         self._rate_sums = [float(rate) for rate in state["rate_sums"]]
         self._last = last.clone() if last is not None else None
+        self._digest = replica_digest(self._replica.raw, self._last)
         self._last_after, self._step_rates = int(state["after"]), None
         # Nodes that are some rounds behind, or ahead, get all parameters.
         self._history.clear()
