@@ -16,13 +16,14 @@ STAMP := $(VENV)/.installed
 PIP := $(RUN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check docs sim chaos fuzz floods clean
+.PHONY: help demo test lint check package docs sim chaos fuzz floods clean
 
 help:
 	@echo "make demo          train on handwritten digits with three nodes, and compare with one process"
 	@echo "make test          run the tests         (PYTEST_FLAGS='-x -k word' to choose)"
 	@echo "make lint          formatting, ruff and mypy"
 	@echo "make check         lint, then the tests"
+	@echo "make package       build wheel and sdist in dist/, and try the wheel in a clean environment"
 	@echo "make docs          write docs/errors.md anew from src/w5xde/explanations"
 	@echo "make sim SEEDS=N   run N seeds of the simulator  (FIRST=S starts at seed S)"
 	@echo "make chaos         kill and freeze processes for SECONDS=600, and audit  (CHAOS_FLAGS='--seed 1')"
@@ -46,6 +47,9 @@ lint: $(STAMP)
 check:
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory test
+
+package: $(STAMP)
+	@$(RUN)/python -m tests.packaging
 
 docs: $(STAMP)
 	$(RUN)/python -m w5xde.explanations > docs/errors.md

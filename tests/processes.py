@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,10 +31,10 @@ from typing import Any
 import psutil
 
 import w5xde
+from w5xde.callbacks.status import RunStatus
 from w5xde.chaos.child import Command
 from w5xde.chaos.warm_start import start_warm
 from w5xde.runtime.admission.register import TicketRegister
-from w5xde.runtime.telemetry.status import RunStatus
 from w5xde.ticket import Ticket, parse
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -207,7 +208,9 @@ def forked(work: Callable[[], object]) -> Iterator[Process]:
 
     def start(output: Path) -> Process:
         child = multiprocessing.get_context("fork").Process(target=_run_function, args=(work, output))
-        child.start()
+        # By a thread that has computed nothing: a child of one that has would wait for OpenMP's threads.
+        with ThreadPoolExecutor(max_workers=1) as fresh_thread:
+            fresh_thread.submit(child.start).result()
         return Process(child.pid, lambda: child.exitcode, output)
 
     with _closing(start) as running:
@@ -350,13 +353,13 @@ def resumed(before: Coordinator, job: str = f"{JOBS}:slow", **settings: Any) -> 
 def node(
     ticket: Ticket | Path, job: str = "slow", *, seconds: float = 0.0, **settings: Any
 ) -> Iterator[Process]:
-    """Join as a node; `ticket` may be a file that will be written, `seconds` is what a batch takes."""
+    """Join as one node; `ticket` may be a file that will be written, `seconds` is what a batch takes."""
 
     def join() -> None:
         if seconds:
             os.environ["TEST_BATCH_SECONDS"] = str(seconds)
         found = f"@{wait_for_file(ticket)}" if isinstance(ticket, Path) else ticket
-        w5xde.join(found, f"{JOBS}:{job}", **settings)
+        w5xde.join(found, f"{JOBS}:{job}", **{"nodes": 1, **settings})
 
     with forked(join) as process:
         yield process
@@ -365,6 +368,11 @@ def node(
 def ticket_of(coordinator: Process) -> str:
     """Return the ticket in the line that a coordinator prints."""
     return coordinator.wait_for("to join:").split("to join:")[1].split()[2]
+
+
+def sha256_of(coordinator: Process) -> str:
+    """Return the hash of the code that a coordinator offers, by the line after that with its ticket."""
+    return coordinator.wait_for("its code:").split("sha256")[1].strip()
 
 
 # --- a run in the test's own process --------------------------------------------------------------

@@ -9,10 +9,11 @@ from typing import Annotated, Any, get_args, get_origin
 import pytest
 from msgspec import Meta
 
+import w5xde
 from tests.processes import run_python
 from w5xde.config import Settings, field_types
 from w5xde.errors import UsageError
-from w5xde.setting_sources import resolve
+from w5xde.setting_sources import SettingSources, resolve
 from w5xde.specs.command_settings import COMMAND_DEFAULTS, COMMAND_SETTINGS
 
 COMMANDS = list(COMMAND_SETTINGS)
@@ -51,12 +52,12 @@ def test_a_flag_beats_a_variable_beats_the_file_beats_the_default(tmp_path, flag
         None if file is None else f"batch-size = {file}",
         folder=tmp_path,
     )
-    assert settings.batch_size == int(flag or variable or file or 32)
+    assert settings.batch_samples == int(flag or variable or file or 32)
 
 
 def test_each_setting_is_decided_on_its_own(tmp_path):
     settings = resolved({"seed": 1}, {"W5XDE_STEPS": "2"}, "epochs = 3\nsteps = 9\nseed = 9", folder=tmp_path)
-    assert (settings.seed, settings.steps, settings.epochs, settings.batch_size) == (1, 2, 3, 32)
+    assert (settings.seed, settings.steps, settings.epochs, settings.batch_samples) == (1, 2, 3, 32)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -86,10 +87,13 @@ def test_every_setting_can_be_given_through_every_door(tmp_path):
         "precision": "bf16",
         "seed": 6,
         "shuffle": False,
+        "drop_last": True,
         "steps": 7,
         "epochs": 8,
         "seconds": 1.5,
         "evaluate_every": 9,
+        "evaluate": "skip",
+        "plateau_metric": "loss",
         "data": "local",
         "cache_bytes": 1000,
         "loader_workers": 2,
@@ -99,6 +103,7 @@ def test_every_setting_can_be_given_through_every_door(tmp_path):
         "host": "0.0.0.0",
         "port": 4444,
         "advertise": "trainer.example.org",
+        "ship": "helper.py,layers",
         "ticket_file": "ticket",
         "insecure": True,
         "new_identity": True,
@@ -110,9 +115,10 @@ def test_every_setting_can_be_given_through_every_door(tmp_path):
         "tcp_nodelay": False,
         "tcp_keepalive": False,
         "tcp_quickack": True,
-        "device": "cpu",
+        "devices": "cpu,cuda:0",
         "threads": 2,
         "node_name": "apple",
+        "accept_code": "9b" * 32,
         "wait": 2.5,
         "checkpoint_every": "7steps",
         "keep_checkpoints": 11,
@@ -123,9 +129,10 @@ def test_every_setting_can_be_given_through_every_door(tmp_path):
         "log": "verbose",
         "json": True,
     }
-    assert {*values, "resume"} == set(Settings.__struct_fields__)
+    assert {*values, "resume", "override"} == set(Settings.__struct_fields__)
     for command, names in COMMAND_SETTINGS.items():
-        wanted = [name for name in names if name != "resume"]  # needs a run to go on with
+        # These need a run to go on with.
+        wanted = [name for name in names if name not in ("resume", "override")]
         mine = {key: values[key] for key in wanted}
         text = {f"W5XDE_{key.upper()}": str(value) for key, value in mine.items()}
         toml = "\n".join(
@@ -167,6 +174,25 @@ def test_an_unknown_argument_names_the_nearest_known_one():
     assert "unknown setting 'batchsize'. Did you mean 'batch-size'?" in refused({"batchsize": 3})
 
 
+def test_python_is_told_names_as_python_writes_them():
+    with pytest.raises(UsageError, match=r"unknown setting 'batchsize'. Did you mean 'batch_size'\?"):
+        resolve("train", {"batchsize": 3}, in_python=True)
+    with pytest.raises(UsageError, match=r"batch_size True must be a whole number") as caught:
+        resolve("train", {"batch_size": True}, in_python=True)
+    assert caught.value.fix == "help(w5xde.train) lists every setting"
+    with pytest.raises(UsageError, match=r"tls_cert and tls_key go together"):
+        resolve("train", {"tls_cert": "a-tls-key.pem"}, in_python=True)
+    with pytest.raises(UsageError, match=r"batch-size 'many' must be a whole number \(in the environment\)"):
+        resolve("train", {}, environment={"W5XDE_BATCH_SIZE": "many"}, in_python=True)
+
+
+def test_the_python_interface_is_told_names_as_python_writes_them():
+    with pytest.raises(UsageError, match="Did you mean 'batch_size'"):
+        w5xde.train("train.py", batchsize=5)  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match="batch_size True must be"):
+        w5xde.train("train.py", batch_size=True)
+
+
 def test_an_unknown_variable_names_the_nearest_known_one():
     error = refused({}, {"W5XDE_BATCHSIZE": "3"})
     assert "unknown setting W5XDE_BATCHSIZE in the environment" in error
@@ -205,10 +231,13 @@ NONSENSE: dict[str, list[Any]] = {
     "precision": ["fp64"],
     "seed": [-1, 2**63, "x"],
     "shuffle": ["perhaps"],
+    "drop_last": ["perhaps"],
     "steps": [0, -1, "x"],
     "epochs": [0, -5, "x"],
     "seconds": [0, -1, "x", "nan"],
     "evaluate_every": [0, "x"],
+    "evaluate": ["hold", ""],
+    "override": ["", "lr", "lr=", "lr=-1", "lr=0", "lr=inf", "lr=nan", "wd=1", "lr=x", "lr=1;2", "lr=0.1"],
     "data": ["remote"],
     "cache_bytes": [-1, 2**60, "1GiB"],
     "loader_workers": [-1, 65],
@@ -239,6 +268,8 @@ def test_a_bad_value_is_told_with_the_settings_name(key, value):
         ("staleness", "-1", "staleness -1 must be 0 or more"),
         ("staleness", "x", "staleness 'x' must be a whole number"),
         ("cache_bytes", "1GB", "cache-bytes '1GB' must be a whole number"),
+        ("nodes", "many", "nodes 'many' must be a whole number or auto"),
+        ("nodes", -1, "nodes -1 must be from 0 to 1000 or auto"),
         ("batches_per_step", "two", "batches-per-step 'two' must be a whole number"),
         ("batch_size", 1.5, "batch-size 1.5 must be a whole number"),
         ("port", "70000", "port 70000 must be from 0 to 65535"),
@@ -276,6 +307,42 @@ def test_a_robust_mean_needs_steps_that_several_nodes_can_share():
 @pytest.mark.parametrize("name", ["../x", "a b", "node\n"])
 def test_a_bad_name_for_a_node_is_told(name):
     assert "name" in refused({"node_name": name}, command="join").splitlines()[0]
+
+
+@pytest.mark.parametrize("value", ["", "9b1c5d0c1f5b", "g" * 64, "9b" * 32 + "0", "9b" * 32 + "\n"])
+def test_only_a_whole_hash_of_code_can_be_accepted(value):
+    told = refused({"accept_code": value}, command="join")
+    assert "accept-code" in told
+    assert "must be all 64 digits" in told
+    assert resolved({"accept_code": "9B" * 32}, command="join").accept_code == "9B" * 32
+
+
+def test_a_hash_of_code_that_is_too_short_is_answered_with_where_to_find_it():
+    told = refused({"accept_code": "7f44e4"}, command="join")
+    assert "fix: copy the whole sha256 that  w5xde join TICKET  shows" in told
+
+
+def test_a_bad_value_is_answered_with_the_help_of_its_own_command():
+    assert "fix: w5xde join --help-all lists every setting" in refused({"wait": -1}, command="join")
+    assert "fix: w5xde serve --help-all lists every setting" in refused({"seed": -1}, command="serve")
+
+
+@pytest.mark.parametrize(
+    ("flags", "fix"),
+    [
+        ({"tls_cert": "cert.pem"}, "give both, or none"),
+        ({"scale_for_batch": True, "mode": "async"}, "use mode sync, or set the rate in the job"),
+        ({"override": "lr=0.1"}, "add resume, or set lr in the job"),
+        ({"durability": "step", "checkpoint_every": "off"}, "leave out one of the two"),
+        ({"round_rate": 2.0}, "leave it out, or use mode rounds"),
+        ({"local_steps": 3}, "leave it out, or use mode rounds"),
+        ({"robust": "median", "mode": "async"}, "use mode sync, or robust off and verify 0.1"),
+        ({"robust": "median", "batches_per_step": 2}, "make it 3 or more"),
+        ({"compress": "up: int8", "mode": "rounds"}, "in mode rounds use auto"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_answered_with_what_to_change(flags, fix):
+    assert f"fix: {fix}" in refused(flags)
 
 
 @pytest.mark.parametrize("value", [-1, "nan", "soon"])
@@ -353,6 +420,14 @@ def test_a_resumed_run_keeps_the_number_of_batches_in_a_step_that_it_was_begun_w
     assert message in refused({**again, "batches_per_step": other})
 
 
+def test_a_resumed_run_keeps_its_device_by_the_name_that_earlier_versions_gave_it(tmp_path):
+    (tmp_path / "old").mkdir()
+    manifest = {"settings": {"mode": "sync", "device": "cpu", "nodes": 2}}
+    (tmp_path / "old" / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    again = resolved({"resume": "old", "runs": str(tmp_path)})
+    assert (again.devices, again.nodes) == ("cpu", 2)
+
+
 def test_training_ends_after_ten_epochs_unless_something_else_says_when():
     assert Settings().epoch_limit == 10
     assert Settings(epochs=3, steps=5).epoch_limit == 3
@@ -366,3 +441,55 @@ def test_settings_are_checked_without_loading_torch():
         "print('torch' in sys.modules)"
     )
     assert run_python("-c", code).stdout.strip() == "False"
+
+
+# --- the job's own settings -----------------------------------------------------------------------
+
+
+def sources(tmp_path: Path, **layers: Any) -> SettingSources:
+    if "file" in layers:
+        (tmp_path / "w5xde.toml").write_text(layers["file"], encoding="utf-8")
+    found = SettingSources("train", layers.get("flags", {}), layers.get("variables", {}), tmp_path)
+    return found.with_job(layers.get("job", {}))
+
+
+@pytest.mark.parametrize(
+    ("layers", "value", "origin"),
+    [
+        ({}, None, "default"),
+        ({"job": {"batch_size": 8}}, 8, "the job"),
+        ({"job": {"batch_size": 8}, "file": "batch-size = 7"}, 7, "w5xde.toml"),
+        ({"job": {"batch_size": 8}, "variables": {"W5XDE_BATCH_SIZE": "6"}}, 6, "W5XDE_BATCH_SIZE"),
+        ({"job": {"batch_size": 8}, "flags": {"batch_size": 5}}, 5, "given"),
+    ],
+)
+def test_the_settings_of_a_job_are_its_defaults_and_everything_else_beats_them(
+    tmp_path, layers, value, origin
+):
+    found = sources(tmp_path, **layers)
+    assert found.resolve().batch_size == value
+    assert found.origins()["batch_size"] == origin
+
+
+def test_a_setting_of_the_job_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"unknown setting 'batchsize' in the job. Did you mean"):
+        sources(tmp_path, job={"batchsize": 8}).resolve()
+
+
+def test_a_wrong_value_in_the_job_is_told_with_its_source(tmp_path):
+    with pytest.raises(UsageError, match=r"batch_size 0 must be 1 or more \(in the job\)"):
+        sources(tmp_path, job={"batch_size": 0}).resolve()
+
+
+def test_dashes_in_the_settings_of_a_job_are_as_good_as_underscores(tmp_path):
+    found = sources(tmp_path, job={"clip-norm": 0.5})
+    assert found.resolve().clip_norm == 0.5
+    assert found.origins()["clip_norm"] == "the job"
+    with pytest.raises(UsageError, match=r"unknown setting 'clip_nor' in the job. Did you mean 'clip_norm'"):
+        sources(tmp_path, job={"clip-nor": 0.5}).resolve()
+
+
+def test_settings_of_a_job_that_the_command_does_not_have_are_left_alone():
+    found = SettingSources("join", {}).with_job({"batch_size": 8})
+    assert "batch_size" not in found.origins()
+    assert found.resolve() == SettingSources("join", {}).resolve()

@@ -86,6 +86,8 @@ def test_a_lower_bound_of_the_rate_is_no_more_than_that() -> None:
     text = Prediction(STEP, link(200.0, bound="at least")).sentence("sync")
     assert "sync would use at least 23 %" in text
     assert text.endswith("use --mode rounds, unless the link is far faster than that")
+    near = Prediction(STEP, link(200.0, trip=0.0001, bound="at least")).sentence("sync")
+    assert near.endswith("try --mode sync first, and --mode rounds if nodes wait")
     mixed = MeasuredLink(MeasuredRate(1e6, "at least"), MeasuredRate(1e3, "at most"), 0.05)
     assert mixed.bound == "about"
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from w5xde.cli.panels import node_table
+from w5xde.callbacks.status import NodeStatus, RunStatus
+from w5xde.cli.panels import machine_table
 from w5xde.cli.view import View
 from w5xde.config import Settings
 from w5xde.errors import JoinError, RemoteProtocolError
@@ -20,7 +21,6 @@ from w5xde.learn.job.job import describe
 from w5xde.messages import Answer, Bye, Hello, Leave, Message, Refuse, Rejected, Update
 from w5xde.protocol.wire import Decoder, Limits, encode
 from w5xde.runtime.durable.run_folder import RunFolder
-from w5xde.runtime.telemetry.status import NodeStatus, RunStatus
 from w5xde.sanitize import harmless, to_json
 
 # Clears the screen, sets the title (ended by a bell or by ST), links, turns the writing round.
@@ -142,8 +142,8 @@ def test_a_devices_markup_is_shown_and_not_obeyed() -> None:
     row = NodeStatus("pi", f"[bold]cpu[/nope]{ATTACK}", "working", 1, 1.0, 1.0, None, 0.0)
     out = io.StringIO()
     status = RunStatus("run", "sync", "127.0.0.1:1", 10, nodes=[row])
-    Console(file=out, width=200).print(node_table(status))
-    assert "[bold]cpu[/nope]oklink end" in out.getvalue()
+    Console(file=out, width=200).print(machine_table(status, 200))
+    assert "[bold]cpu[/nope]oklink …" in out.getvalue()
 
 
 def test_a_run_is_not_named_by_a_file_whose_name_a_terminal_obeys(tmp_path: Path) -> None:

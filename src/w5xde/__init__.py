@@ -8,22 +8,41 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from w5xde.api import Result, join, serve, train
+    from w5xde.api import join, serve, train
     from w5xde.callbacks import Callback
+    from w5xde.callbacks.evaluation import Evaluation
+    from w5xde.callbacks.ready import EarlyStopping, LearningRateMonitor, SaveBest
+    from w5xde.callbacks.status import NodeReport, RunStatus
+    from w5xde.callbacks.weights import Weights
     from w5xde.errors import JobError, JoinError, StorageError, TrainingError, UsageError, W5xdeError
+    from w5xde.frameworks.hugging_face import from_trainer
+    from w5xde.frameworks.lightning import from_lightning
     from w5xde.learn.job.job import Job
-    from w5xde.runtime.telemetry.status import RunStatus
+    from w5xde.learn.train.position import Position, current
+    from w5xde.pool.pool import Pool
+    from w5xde.runtime.telemetry.result import Result
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Job": "w5xde.learn.job.job",
+    "Pool": "w5xde.pool.pool",
     "train": "w5xde.api",
     "serve": "w5xde.api",
     "join": "w5xde.api",
-    "Result": "w5xde.api",
+    "Result": "w5xde.runtime.telemetry.result",
+    "current": "w5xde.learn.train.position",
+    "Position": "w5xde.learn.train.position",
     "Callback": "w5xde.callbacks",
-    "RunStatus": "w5xde.runtime.telemetry.status",
+    "from_lightning": "w5xde.frameworks.lightning",
+    "from_trainer": "w5xde.frameworks.hugging_face",
+    "EarlyStopping": "w5xde.callbacks.ready",
+    "SaveBest": "w5xde.callbacks.ready",
+    "LearningRateMonitor": "w5xde.callbacks.ready",
+    "Evaluation": "w5xde.callbacks.evaluation",
+    "Weights": "w5xde.callbacks.weights",
+    "NodeReport": "w5xde.callbacks.status",
+    "RunStatus": "w5xde.callbacks.status",
     "W5xdeError": "w5xde.errors",
     "UsageError": "w5xde.errors",
     "JobError": "w5xde.errors",
@@ -35,17 +54,28 @@ _HOMES = {
 
 __all__ = [
     "Callback",
+    "EarlyStopping",
+    "Evaluation",
     "Job",
     "JobError",
     "JoinError",
+    "LearningRateMonitor",
+    "NodeReport",
+    "Pool",
+    "Position",
     "Result",
     "RunStatus",
+    "SaveBest",
     "StorageError",
     "TrainingError",
     "UsageError",
     "W5xdeError",
+    "Weights",
     "__version__",
+    "current",
     "datasets",
+    "from_lightning",
+    "from_trainer",
     "join",
     "serve",
     "train",

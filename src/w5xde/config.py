@@ -9,11 +9,22 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, get_type_hints
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from w5xde.compression import Directions, parse_compress
 from w5xde.message_types import NODE_NAME_PATTERN
-from w5xde.specs.robust_rule import Robust, parse_robust, require_robust
+from w5xde.specs.code_settings import AcceptCode, Ship, require_accept_code
+from w5xde.specs.data_settings import (
+    BATCH_SAMPLES,
+    BatchSize,
+    CacheBytes,
+    DataMode,
+    DropLast,
+    LoaderWorkers,
+    Shuffle,
+)
+from w5xde.specs.rate_override import RateOverride
+from w5xde.specs.robust_rule import Robust, RobustSetting, parse_robust, require_robust
 from w5xde.specs.round_lengths import RoundLengths
 from w5xde.specs.round_settings import (
     ROUND_COLUMNS,
@@ -22,6 +33,8 @@ from w5xde.specs.round_settings import (
     round_directions,
     round_lengths,
 )
+from w5xde.specs.run_settings import RunSettings
+from w5xde.specs.setting_error import SettingError
 
 # The name of a run is also the name of its folder; names of runs and nodes appear in terminals and logs.
 SHOWN_NAME = re.compile(NODE_NAME_PATTERN)
@@ -48,8 +61,8 @@ def parse_every(text: str) -> tuple[float | None, int | None]:
     return float(found[1]) * _SECONDS[found[2]], None
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All settings with their defaults. The descriptions are the help texts."""
+class TrainingSchema(RunSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings that say what is trained, and for how long. The descriptions are the help texts."""
 
     # --- how to train
     mode: Annotated[
@@ -59,13 +72,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             " rounds: for slow links, nodes make several steps before they talk, still with the same bits"
         ),
     ] = "sync"
-    batch_size: Annotated[int, Meta(ge=1, description="samples in a batch")] = 32
+    batch_size: BatchSize = None
     batches_per_step: Annotated[
         int | None,
         Meta(
             description="batches in an optimizer step, whatever the number of nodes (default: 2 in sync mode,"
-            " with robust as many as that needs nodes, 1 in async, 4 in rounds); for more nodes give their"
-            " number, in rounds twice that"
+            " with robust as many as that needs nodes, 1 in async, 4 in rounds). 1: steps as in a plain loop;"
+            " for more nodes give their number, in rounds twice that"
         ),
     ] = None
     scale_for_batch: Annotated[
@@ -121,20 +134,15 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     canary: Annotated[
         bool, Meta(description="compare a small gradient of every node with our own before it gets work")
     ] = True
-    robust: Annotated[
-        str,
-        Meta(
-            description="sync: leave out extreme gradients: trim:B (of each number the B largest and the B"
-            " smallest, with 2B+1 nodes or more), median, off. The bits then depend on which nodes helped"
-        ),
-    ] = "off"
+    robust: RobustSetting = "off"
     precision: Annotated[
         Literal["fp32", "bf16"], Meta(description="bf16: run the loss under bfloat16 autocast on the nodes")
     ] = "fp32"
     seed: Annotated[
         int, Meta(ge=0, le=2**62, description="fixes initial weights, batch order and dropout")
     ] = 0
-    shuffle: Annotated[bool, Meta(description="a new order of samples in each epoch")] = True
+    shuffle: Shuffle = None
+    drop_last: DropLast = None
     # --- how long
     steps: Annotated[Positive | None, Meta(description="stop after this many optimizer steps")] = None
     epochs: Annotated[
@@ -143,29 +151,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seconds: Annotated[
         Annotated[float, Meta(gt=0)] | None, Meta(description="stop after this many seconds of training")
     ] = None
-    evaluate_every: Annotated[
-        Positive | None, Meta(description="steps between evaluations (default: once an epoch and at the end)")
-    ] = None
     # --- data
-    data: Annotated[
-        Literal["stream", "cached", "local", "auto"],
-        Meta(
-            description="stream: the coordinator sends batches; cached: it sends each sample once, and nodes"
-            " keep it in a file; local: each node reads its own copy; auto: cached for nodes that join, if"
-            " that saves traffic, else stream"
-        ),
-    ] = "stream"
-    cache_bytes: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=2**50,
-            description="bytes of samples that the nodes of this machine keep in files (0: none)",
-        ),
-    ] = 2**30
-    loader_workers: Annotated[
-        int, Meta(ge=0, le=64, description="processes that read batches ahead (0: read in the coordinator)")
-    ] = 0
+    data: DataMode = "stream"
+    cache_bytes: CacheBytes = 2**30
+    loader_workers: LoaderWorkers = None
     compress: Annotated[
         str,
         Meta(
@@ -180,8 +169,19 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             " where that gives the same bits"
         ),
     ] = "auto"
+
+
+class PlaceSchema(TrainingSchema, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """And those that say where: machines, networks and files."""
+
     # --- machines and networks
-    nodes: Annotated[int, Meta(ge=0, le=1000, description="node processes to start on this machine")] = 2
+    nodes: Annotated[
+        Annotated[int, Meta(ge=0, le=1000)] | Literal["auto"],
+        Meta(
+            description="node processes to start on this machine. auto: one for each GPU, else one for every"
+            " `threads` cores, and not more than memory has room for"
+        ),
+    ] = "auto"
     host: Annotated[
         str, Meta(min_length=1, description="address to listen on (0.0.0.0 or auto: every network)")
     ] = "127.0.0.1"
@@ -189,6 +189,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     advertise: Annotated[
         str | None, Meta(description="hosts that tickets name, with commas (default: this machine's own)")
     ] = None
+    ship: Ship = None
     ticket_file: Annotated[
         str | None, Meta(description="write the ticket into this file, which only its owner can read")
     ] = None
@@ -219,36 +220,32 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tcp_nodelay: Annotated[bool, Meta(description="send small messages at once")] = True
     tcp_keepalive: Annotated[bool, Meta(description="let the system probe silent connections")] = True
     tcp_quickack: Annotated[bool, Meta(description="acknowledge data as soon as it arrives")] = False
-    device: Annotated[str, Meta(description="auto, cpu, cuda, cuda:N, mps or xpu")] = "auto"
+    devices: Annotated[
+        str,
+        Meta(
+            description="where nodes compute: auto (every GPU of this machine, each with a node of its own;"
+            " without one, the CPU), or a list of cpu, cuda, cuda:N, mps and xpu with commas"
+        ),
+    ] = "auto"
     threads: Annotated[
         int,
         Meta(
             ge=1,
             le=1024,
-            description="torch threads in each node; the same number everywhere, or bits differ",
+            description="torch threads in each node; the same number everywhere, or bits differ. With more,"
+            " fewer nodes fit: 8 cores are 8 nodes of 1 thread, or 2 of 4",
         ),
     ] = 1
     node_name: Annotated[str | None, Meta(description="name of this node (default: the host's)")] = None
+    accept_code: AcceptCode = None
     wait: Annotated[float, Meta(ge=0, description="seconds to keep trying to connect at first")] = 5.0
-    # --- storage and output
-    checkpoint_every: Annotated[
-        str, Meta(description="how often a checkpoint is written: 30s, 5m, 500steps or off")
-    ] = "30s"
-    keep_checkpoints: Annotated[int, Meta(ge=3, description="how many checkpoints are kept")] = 3
-    durability: Annotated[
-        Literal["checkpoint", "step"],
-        Meta(description="step: every step is on disk before it counts, so that no step is ever redone"),
-    ] = "checkpoint"
-    skip_bad_batches: Annotated[
-        bool, Meta(description="call an epoch complete without batches that fail on every node")
-    ] = False
-    resume: Annotated[str | None, Meta(description="continue this run (its name, its folder, or latest)")] = (
-        None
-    )
-    name: Annotated[str | None, Meta(description="name of the run (default: a new one)")] = None
-    runs: Annotated[str, Meta(description="folder in which runs are kept")] = "runs"
+    # --- output
     log: Annotated[Literal["silent", "normal", "verbose"], Meta(description="how much is shown")] = "normal"
     json: Annotated[bool, Meta(description="print one JSON object with the results on stdout")] = False
+
+
+class Settings(PlaceSchema, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All settings with their defaults, checked together."""
 
     def __post_init__(self) -> None:
         for name in (self.name, self.node_name):
@@ -263,18 +260,34 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if not NORM.fullmatch(str(self.max_update_norm)):
             raise ValueError(f"max-update-norm {self.max_update_norm} must be auto, off or a positive number")
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls-cert and tls-key go together")
+            raise SettingError("tls-cert and tls-key go together", fix="give both, or none")
         if self.scale_for_batch and self.mode != "sync":
-            raise ValueError(
+            raise SettingError(
                 f"scale-for-batch is for steps of several batches in mode sync, and in mode {self.mode} nodes"
-                " make steps of one batch: use mode sync, or set the rate in the job"
+                " make steps of one batch",
+                fix="use mode sync, or set the rate in the job",
             )
         require_robust(self.robust, self.mode, lambda: self.step_batches)
         require_local_steps(self.mode, self.local_steps, self.round_rate)
+        require_accept_code(self.accept_code)
         parse_every(self.checkpoint_every)
+        if self.override is not None:
+            RateOverride.parse(self.override)
+            if self.resume is None:
+                raise SettingError(
+                    "override changes a run that is resumed", fix="add resume, or set lr in the job"
+                )
         _ = self.directions
         if self.durability == "step" and self.checkpoint_every == "off":
-            raise ValueError("durability step needs checkpoints: checkpoint-every must not be off")
+            raise SettingError(
+                "durability step needs checkpoints, and checkpoint-every is off",
+                fix="leave out one of the two",
+            )
+
+    @property
+    def node_count(self) -> int | None:
+        """The number of nodes that the user wants on this machine; None: as many as fit."""
+        return None if self.nodes == "auto" else self.nodes
 
     @property
     def robust_rule(self) -> Robust | None:
@@ -305,6 +318,21 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def round_lengths(self) -> RoundLengths | None:
         """How many steps each round has, in mode rounds; with `auto`, as at first."""
         return round_lengths(self.local_steps) if self.mode == ROUNDS else None
+
+    @property
+    def batch_samples(self) -> int:
+        """Samples in a batch: the setting, or the default."""
+        return BATCH_SAMPLES if self.batch_size is None else self.batch_size
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether each epoch has an order of its own: the setting, or the default."""
+        return self.shuffle is not False
+
+    @property
+    def drops_last(self) -> bool:
+        """Whether a last batch of an epoch that is not full is left out: the setting, or the default."""
+        return self.drop_last is True
 
     @property
     def step_batches(self) -> int:

@@ -93,9 +93,9 @@ def alone(settings: Settings) -> nn.Module:
     """A plain loop over the same batches, adding gradients in the same tree."""
     torch.manual_seed(settings.seed)
     model = build_model().train()
-    source = MapSource(digits(), batch_size=settings.batch_size, seed=settings.seed, shuffle=True)
+    source = MapSource(digits(), batch_size=settings.batch_samples, seed=settings.seed, shuffle=True)
     optimizer = job.optimizer(model.parameters())
-    batches = -(-source.samples // settings.batch_size)
+    batches = -(-source.samples // settings.batch_samples)
     for epoch, indices in itertools.islice(_steps(settings, batches), settings.steps):
         step = [(i, source.read(epoch, i)) for i in indices]
         samples = sum(len(batch[0]) for _, batch in step)

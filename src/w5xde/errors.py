@@ -11,7 +11,7 @@
     │   └── RemoteProtocolError  the peer sent one: close that connection, carry on
     └── TrainingError          training cannot go on (exit 30)
 
-A node that dies is not an exception but an event.
+A node that dies is not an exception but an event, and so is an interrupt of a run (exit 75).
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from typing import Any
 
 from w5xde.explanations import EXPLANATIONS
 from w5xde.sanitize import harmless
+
+# The exit code of a command that was stopped, or whose node left, before the run was over: try again.
+NOT_OVER = 75
 
 
 class W5xdeError(Exception):
@@ -35,6 +38,8 @@ class W5xdeError(Exception):
         self.what = what
         self.why = why
         self.fix = fix
+        # For Python's traceback, which shows no other part than `what`.
+        self.add_note("\n".join([f"  code: {code}", *self.lines()[1:]]))
 
     def lines(self) -> list[str]:
         """The message for the terminal: one line for each part."""
@@ -100,10 +105,13 @@ class TrainingError(W5xdeError):
 
     @classmethod
     def because(cls, reason: str, summary: Mapping[str, Any]) -> TrainingError:
-        """The error for a reason that the core or the learner gave, with advice if there is any."""
+        """The error for a reason that the core or the learner gave, with advice."""
         diverged = any(word in reason for word in ("finite", " nan", " inf"))
-        fix = "lower the learning rate, or clip the gradient with --clip-norm 1" if diverged else ""
-        if "is not complete" in reason and not diverged:
+        run = summary.get("run", "RUN")
+        fix = f"correct what the message names, and go on with  w5xde train --resume {run}"
+        if diverged:
+            fix = "lower the learning rate, or clip the gradient with --clip-norm 1"
+        elif "is not complete" in reason:
             fix = (
                 "mend the data or the loss and go on with --resume, or leave them out with --skip-bad-batches"
             )

@@ -17,73 +17,35 @@ from w5xde.message_types import (
     ANSWERS_MAX,
     ENTRIES_MAX,
     MISSING_BYTES_MAX,
+    Call,
+    CodeReference,
+    CodeSizes,
     Count,
     Digest,
+    Fill,
     Frozen,
+    ImportedModules,
+    Item,
     Label,
+    LossNames,
+    MetricNames,
+    MetricRows,
     NodeName,
     ProbeBytes,
     Proof,
+    SampleList,
+    Sha256,
     Shape,
     Spoken,
+    StepRates,
     Text,
+    Versions,
 )
 from w5xde.sanitize import harmless
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 # --- a batch, described -------------------------------------------------------------------------
-
-
-class TensorAt(Frozen, frozen=True, array_like=True, tag="t"):
-    """A tensor whose bytes start at `offset` of the body."""
-
-    dtype: Label
-    shape: Shape
-    offset: Count
-    requires_grad: bool = False
-
-
-class Value(Frozen, frozen=True, array_like=True, tag="v"):
-    """A number, a string, a boolean or None."""
-
-    value: bool | int | float | str | None
-
-
-class Bytes(Frozen, frozen=True, array_like=True, tag="b"):
-    """Bytes that belong to no tensor."""
-
-    value: bytes
-
-
-class ListOf(Frozen, frozen=True, array_like=True, tag="l"):
-    items: list[Item]
-
-
-class TupleOf(Frozen, frozen=True, array_like=True, tag="u"):
-    items: list[Item]
-
-
-class DictOf(Frozen, frozen=True, array_like=True, tag="d"):
-    keys: list[str | int | float | bool | None]
-    items: list[Item]
-
-
-Item: TypeAlias = TensorAt | Value | Bytes | ListOf | TupleOf | DictOf
-
-
-class SampleList(Frozen, frozen=True, array_like=True):
-    """The samples of a batch by their numbers, for a node that keeps samples.
-
-    The body holds the bytes of those samples alone whose bits are set in `sent`, one after the other.
-    """
-
-    # Four bytes for each sample, the lowest first.
-    numbers: bytes
-    # A bit for each sample, the lowest first; bits at the end that are not set may be left out.
-    sent: bytes
-    # The hash of the hashes of all samples.
-    check: Digest
 
 
 class Batch(Frozen, frozen=True, array_like=True):
@@ -102,18 +64,14 @@ TRAINED: Final = "trained"
 FROZEN: Final = "frozen"
 MOVING: Final = "moving"
 STILL: Final = "still"
-# Statistics of the optimizer, which updates carry in rounds mode; the model itself has no such entries. Those
-# that are never negative may be rounded to 8 bits; the others are averaged as they are.
+# Statistics of the optimizer, in updates of rounds mode alone; `carried` ones are never negative.
 CARRIED: Final = "carried"
 AVERAGED: Final = "averaged"
 Role: TypeAlias = Literal["trained", "frozen", "moving", "still", "carried", "averaged"]
 
 
 class Entry(Frozen, frozen=True, array_like=True):
-    """One parameter or buffer: `trained` and `frozen` are parameters, `moving` and `still` buffers.
-
-    What is `carried` or `averaged` is neither, and only updates in rounds mode have it.
-    """
+    """One parameter (`trained`, `frozen`), buffer (`moving`, `still`) or statistic of the optimizer."""
 
     name: Label
     dtype: Label
@@ -130,15 +88,6 @@ class Layout(Frozen, frozen=True):
         return hashlib.sha256(msgspec.msgpack.encode(self.entries)).hexdigest()
 
 
-class Fill(Frozen, frozen=True, array_like=True):
-    """How the canary fills a parameter: `clip(mean + std * noise, low, high)`."""
-
-    mean: float
-    std: float
-    low: float
-    high: float
-
-
 class Canary(Frozen, frozen=True, array_like=True):
     """A batch that a node computes before it gets work, and a formula for the weights to compute it on.
 
@@ -147,6 +96,7 @@ class Canary(Frozen, frozen=True, array_like=True):
 
     fills: list[Fill | None]
     item: Item
+    call: Call | None = None
 
 
 # --- greeting -----------------------------------------------------------------------------------
@@ -161,11 +111,10 @@ class Hello(Spoken, frozen=True, tag="hello"):
     run: Label = ""
     device: Label = "cpu"
     torch: Label = ""
-    # Nodes on one machine share its cores, and take turns if there are more nodes than cores.
+    # Nodes on one machine share its cores, and take turns if they compute there and are more than the cores.
     machine: Label = ""
     cores: Count = 0
-    # An id and a secret that admit the node: the credential that it got when it first joined, else its
-    # ticket.
+    # An id and a secret that admit the node: those of its credential, else of its ticket.
     ticket: Proof = b""
     credential: Proof = b""
     # A local node: it has mapped the memory that the coordinator shares with it.
@@ -174,6 +123,8 @@ class Hello(Spoken, frozen=True, tag="hello"):
     looks: bool = False
     # Then, to measure the link: bytes that come with the Welcome; as many may go with a Ready, all the same.
     probe: ProbeBytes = 0
+    # Of a node that only looks: it wants the job's code, and the answer is an Offer instead of a Welcome.
+    asks_code: bool = False
 
 
 class Rules(Frozen, frozen=True):
@@ -196,10 +147,22 @@ class Rules(Frozen, frozen=True):
     data_digest: Label = ""
     # Bytes of a sample, for nodes that keep samples.
     sample_bytes: Count = 0
+    # What a weight of one is counted as, in a job that weighs its batches: about the weight of a sample. 0: a
+    # batch weighs what it has samples.
+    weight_unit: float = 0.0
     # In rounds mode: how the optimizer's state goes from round to round, and the norm to which nodes clip the
     # gradient of each step (0: they do not clip).
     hand_over: Annotated[str, Meta(max_length=1000)] = ""
     clip_norm: float = 0.0
+    # How many optimizer steps the run has, for losses that ask; None: that is not known.
+    steps: Count | None = None
+    # In a pool: the names of its losses; every Work then has a `call`.
+    losses: LossNames = field(default_factory=list)
+    # What nodes measure in each batch of a validation set, in this order.
+    metrics: MetricNames = field(default_factory=list)
+    # If nodes read their own data: the number of samples of the validation set, and its fingerprint.
+    validation_samples: Count = 0
+    validation_digest: Label = ""
 
 
 class Welcome(Spoken, frozen=True, tag="welcome"):
@@ -214,12 +177,30 @@ class Welcome(Spoken, frozen=True, tag="welcome"):
     credential: Proof = b""
     # To compute before the node gets work.
     canary: Canary | None = None
+    # The hash of the code that an Offer has, empty if none is offered; and the versions that the run uses.
+    code: Sha256 = ""
+    versions: Versions = field(default_factory=dict)
+
+
+class Offer(Frozen, frozen=True, tag="offer"):
+    """Coordinator: the code of the job, for a node that asked for it. The body is the files in this order."""
+
+    # The job file, and the name of the job in it if one was given: `train.py` or `train.py:small`.
+    job: CodeReference
+    files: CodeSizes
+    # The hash of the names and contents of all files, and of `job`.
+    sha256: Sha256
+    # Modules that the files import and that are not among them.
+    imports: ImportedModules = field(default_factory=dict)
+    versions: Versions = field(default_factory=dict)
+    # Whether each node reads its own copy of the data.
+    reads_data: bool = False
 
 
 class Ready(Frozen, frozen=True, tag="ready"):
     """Node: my model and data match, and I am ready for work.
 
-    The body is a sketch of its canary gradients, and then a bit for each slot of its cache, if it has one.
+    In the body: a sketch of its canary gradients, and a bit for each slot of its cache, if it has one.
     """
 
     layout_digest: Label
@@ -227,12 +208,14 @@ class Ready(Frozen, frozen=True, tag="ready"):
     seconds: float = 0.0
     # Bytes a second at which the canary arrived; 0: too small to measure.
     link: float = 0.0
-    # The id of the node's cache, and how many samples it has room for: those with the lowest numbers.
+    # The id of its cache, and how many samples it has room for: those with the lowest numbers.
     cache: Digest = b""
     cache_slots: Count = 0
     # In rounds mode, of a node that comes back: the version of its parameters, and their hash.
     version: Count = 0
     replica: Digest = b""
+    # Those of its versions that are not the coordinator's.
+    versions: Versions = field(default_factory=dict)
 
 
 class Refuse(Spoken, frozen=True, tag="refuse"):
@@ -270,26 +253,13 @@ class Difference(Frozen, frozen=True, tag="difference"):
     adds: bool = True
 
 
-class StepRates(Frozen, frozen=True, array_like=True):
-    """The learning rates with which a node makes the steps of a column, in rounds mode.
-
-    `of_steps` has a row for each step, and in it the rate of each of the optimizer's groups; `momenta`
-    likewise, if there is a schedule, which may change them. `sums_before`: for each group, the sum of its
-    rates in the round before.
-    """
-
-    # How many steps were made before.
-    step: Count
-    of_steps: list[list[float]]
-    momenta: list[list[float]] = field(default_factory=list)
-    sums_before: list[float] = field(default_factory=list)
-
-
 class Loan(Frozen, frozen=True, array_like=True):
     """A lease as the node sees it: batches `start..stop` of a step of `count` batches, `samples` in all.
 
     If it is `apart`, the node makes an optimizer step of its own with each batch. In rounds mode it is column
-    `start` of a round of `count` columns, and the node makes a step with each batch.
+    `start` of a round of `count` columns, and the node makes a step with each batch. `step`: how many steps
+    are planned before it, or before the first of them. If it `validates`, its batches are of a validation set
+    of `count` batches, and the node only measures them.
     """
 
     lease: Count
@@ -300,6 +270,8 @@ class Loan(Frozen, frozen=True, array_like=True):
     samples: Count
     batches: list[Batch]
     apart: bool = False
+    step: Count = 0
+    validates: bool = False
 
 
 class Work(Frozen, frozen=True, tag="work"):
@@ -313,6 +285,10 @@ class Work(Frozen, frozen=True, tag="work"):
     measures: bool = False
     # In rounds mode.
     rates: StepRates | None = None
+    # How many batches of this connection's answers are in steps that were made.
+    counted: Count = 0
+    # In a pool.
+    call: Call | None = None
 
 
 class Answer(Frozen, frozen=True, array_like=True):
@@ -334,6 +310,8 @@ class Answer(Frozen, frozen=True, array_like=True):
     # For a lease that is dropped because samples are not in the node's cache: a bit for each sample of the
     # lease, the lowest first. Samples beyond the last bit are missing too.
     missing: Annotated[bytes, Meta(max_length=MISSING_BYTES_MAX)] = b""
+    # For a lease that validates, which has no vector: what was measured in each batch.
+    metrics: MetricRows = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # Answers are frequent and failures rare.
@@ -356,12 +334,13 @@ class Update(Frozen, frozen=True, tag="update"):
     link: float = 0.0
     # Whether the samples that came with the Work are in the node's cache now, as far as it has room.
     stored: bool = False
-    # If the Work `measures` and every answer has a vector: the squared norm of each batch's gradient, not
-    # weighted and before any codec, in the order of the answers and their batches.
+    # If the Work `measures` and every answer has a vector: the squared norm of each batch's gradient.
     squares: Annotated[list[float], Meta(max_length=ANSWERS_MAX)] = field(default_factory=list)
-    # In rounds mode: the node's parameters are not those of the coordinator, so it computed nothing and needs
-    # them anew.
+    # In rounds mode: the node's parameters are not the coordinator's, so it computed nothing.
     differs: bool = False
+    # If the job weighs its batches: for each answer the sum of their weights, counted in the unit of the
+    # rules; 0 for an answer without a vector. `loss_sum` is then each batch's mean loss times its weight.
+    weights: Annotated[list[float], Meta(max_length=ANSWERS_MAX)] = field(default_factory=list)
 
 
 class Cancel(Frozen, frozen=True, tag="cancel"):
@@ -388,12 +367,16 @@ class Leave(Spoken, frozen=True, tag="leave"):
 
 
 class Bye(Spoken, frozen=True, tag="bye"):
-    """Coordinator: the run is over, or you are evicted."""
+    """Coordinator: the run has ended, or you are evicted; `stopped`: it ended before it was over."""
 
     reason: Text
     finished: bool
+    stopped: bool = False
+    counted: Count = 0
 
 
 FromNode: TypeAlias = Hello | Ready | Update | Beat | Leave
-FromCoordinator: TypeAlias = Welcome | Refuse | Params | Difference | Work | Cancel | Rejected | Beat | Bye
+FromCoordinator: TypeAlias = (
+    Welcome | Offer | Refuse | Params | Difference | Work | Cancel | Rejected | Beat | Bye
+)
 Message: TypeAlias = FromNode | FromCoordinator

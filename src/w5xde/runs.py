@@ -12,7 +12,11 @@ from w5xde.errors import StorageError
 
 MANIFEST = "manifest.json"
 MODEL = "model.safetensors"
+# The weights of the best evaluation so far, if a callback keeps them.
+BEST = "best.safetensors"
 LATEST = "latest"
+# How many runs a message names.
+_NAMED_MAX = 5
 # Where keys and credentials are kept; see runtime/admission/private_files.py.
 STATE_VARIABLE = "W5XDE_STATE"
 # Where nodes keep samples; see runtime/node/sample_cache.py.
@@ -46,8 +50,13 @@ def _touched(folder: Path) -> float:
 
 
 def _known(runs: str) -> str:
-    names = sorted(path.parent.name for path in Path(runs).glob(f"*/{MANIFEST}"))[-5:]
-    return f"runs here are {', '.join(names)}" if names else "start one with  w5xde train"
+    """Return a sentence that names the runs that changed last."""
+    found = sorted((path.parent for path in Path(runs).glob(f"*/{MANIFEST}")), key=_touched, reverse=True)
+    if not found:
+        return "start one with  w5xde train"
+    names = ", ".join(folder.name for folder in found[:_NAMED_MAX])
+    more = len(found) - _NAMED_MAX
+    return f"the newest runs here are {names} (and {more} more)" if more > 0 else f"runs here are {names}"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

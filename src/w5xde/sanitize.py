@@ -35,6 +35,17 @@ def harmless(text: str) -> str:
     return _UNSAFE.sub("", _SPACES.sub(" ", _SEQUENCES.sub("", text)))
 
 
+def visible(text: str) -> str:
+    """A line with everything written out that a terminal obeys or does not show, such as `<U+202E>`.
+
+    For text in which nothing may be hidden or left out. Tabs become blanks.
+    """
+    tabless = text.expandtabs(4)
+    if tabless.isprintable():
+        return tabless
+    return "".join(each if each.isprintable() else f"<U+{ord(each):04X}>" for each in tabless)
+
+
 def to_json(value: Any) -> str:
     """JSON that every reader accepts and no terminal obeys; NaN and infinities become null."""
     text = msgspec.json.encode(value).decode()

@@ -1,4 +1,4 @@
-"""The four sources of settings: arguments, `W5XDE_*` variables, `w5xde.toml`, and an earlier run.
+"""The sources of settings: arguments, `W5XDE_*` variables, `w5xde.toml`, the job, and an earlier run.
 
 Knows no torch, so that `--help` is instant, and not which values make sense: `config.py` does.
 """
@@ -9,8 +9,9 @@ import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import inspect
@@ -20,6 +21,7 @@ from w5xde.errors import UsageError
 from w5xde.runs import CACHE_VARIABLE, STATE_VARIABLE, find_run, read_manifest
 from w5xde.specs.command_settings import COMMAND_DEFAULTS, COMMAND_SETTINGS, FOR_ONCE
 from w5xde.specs.round_settings import ROUNDS
+from w5xde.specs.setting_error import SettingError
 from w5xde.ticket import VARIABLE
 
 SETTINGS_FILE = "w5xde.toml"
@@ -29,21 +31,115 @@ NO_SETTINGS = {VARIABLE, STATE_VARIABLE, CACHE_VARIABLE}
 # Settings that a resumed run must keep: they decide the trained weights.
 FIXED_SETTINGS = [
     "mode",
-    "batch_size",
+    "batch_samples",
     "step_batches",
     "scale_for_batch",
     "round_lengths",
     "round_rate",
     "clip_norm",
     "precision",
+    "plateau_metric",
     "seed",
-    "shuffle",
+    "shuffles",
+    "drops_last",
     "threads",
 ]
-_SHOWN = {"step_batches": "batches_per_step", "round_lengths": "local_steps"}
+# The names of sources in messages; what was typed needs none there.
+_JOB, _VARIABLES, _TYPED = "the job", "the environment", "given"
+_SHOWN = {
+    "step_batches": "batches_per_step",
+    "round_lengths": "local_steps",
+    "batch_samples": "batch_size",
+    "shuffles": "shuffle",
+    "drops_last": "drop_last",
+}
 # The default of sync mode when manifests had null for a number of batches in a step that was not given.
 _EARLIER_STEP_BATCHES = 8
+# Names of settings with a dash, as flags and w5xde.toml write them.
+_DASHED = re.compile(
+    rf"(?<![\w-])({'|'.join(name.replace('_', '-') for name in field_types() if '_' in name)})(?![\w-])"
+)
 _SCHEMA = {name: inspect.type_info(kind) for name, kind in field_types().items()}
+
+
+@dataclass(frozen=True)
+class SettingSources:
+    """Where the settings of a command come from, in order: the first source that has a setting decides it."""
+
+    command: str
+    arguments: Mapping[str, Any]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    folder: Path | None = None
+    # The job's own settings: its defaults.
+    job: Mapping[str, Any] = field(default_factory=dict)
+    # Whether the arguments are those of a Python function, in which names have underscores.
+    in_python: bool = False
+
+    def with_job(self, settings: Mapping[str, Any]) -> SettingSources:
+        """The same sources, and a job's own settings; as in the file, dashes are as good as underscores."""
+        return replace(self, job={str(key).replace("-", "_"): value for key, value in settings.items()})
+
+    def resolve(self) -> Settings:
+        """The settings of the command: arguments, `W5XDE_*`, `w5xde.toml`, the job, then defaults."""
+        merged = dict(COMMAND_DEFAULTS.get(self.command, {}))
+        for origin, layer in self._layers():
+            if layer:
+                self._check({**merged, **layer}, origin)
+                merged.update(layer)
+        settings = _as_in_run(_convert(merged, "", self._all_settings))
+        if settings.resume is None or "resume" not in COMMAND_SETTINGS[self.command]:
+            return settings
+        return _resumed(settings, self._given)
+
+    def _check(self, values: dict[str, Any], origin: str) -> None:
+        """Refuse values that make no sense; the error has names as the source of the values writes them."""
+        try:
+            _convert(values, origin, self._all_settings)
+        except UsageError as error:
+            if origin != _JOB and (origin or not self.in_python):
+                raise
+            named = _python_names(error.what)
+            raise UsageError(named, code=error.code, why=error.why, fix=error.fix) from None
+
+    @property
+    def _all_settings(self) -> str:
+        """Where a user finds every setting of the command."""
+        if self.in_python:
+            return f"help(w5xde.{'Pool' if self.command == 'pool' else self.command}) lists every setting"
+        return f"w5xde {self.command} --help-all lists every setting"
+
+    def origins(self) -> dict[str, str]:
+        """For each setting of the command the source of its value; of a resumed run the run, if it is one."""
+        found = dict.fromkeys(COMMAND_SETTINGS[self.command], "default")
+        settings = self.resolve()
+        if settings.resume is not None:
+            found.update(dict.fromkeys(set(found) - set(FOR_ONCE), f"run {settings.resume}"))
+            return found | dict.fromkeys(self._given, _TYPED)
+        for origin, layer in self._layers():
+            found.update({key: _variable(key) if origin == _VARIABLES else origin or _TYPED for key in layer})
+        return found
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        return {key: value for key, value in self.arguments.items() if value is not None}
+
+    def _layers(self) -> list[tuple[str, dict[str, Any]]]:
+        """Each source with the settings of this command that it has; the strongest source is the last."""
+        known = list(Settings.__struct_fields__)
+        for key in self.arguments:
+            _require_known(key, known, "unknown setting {!r}", in_python=self.in_python)
+        for key in self.job:
+            _require_known(key, known, "unknown setting {!r} in the job", in_python=True)
+        others = [
+            (_JOB, dict(self.job)),
+            (SETTINGS_FILE, _read_file(self.folder, known)),
+            (_VARIABLES, _read_environment(self.environment, known)),
+        ]
+        wanted = set(COMMAND_SETTINGS[self.command])
+        return [
+            *((origin, {key: layer[key] for key in layer if key in wanted}) for origin, layer in others),
+            ("", self._given),
+        ]
 
 
 def resolve(
@@ -52,27 +148,10 @@ def resolve(
     *,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    in_python: bool = False,
 ) -> Settings:
-    """The settings of a command: arguments, then `W5XDE_*`, then `w5xde.toml`, then defaults."""
-    known = list(Settings.__struct_fields__)
-    for key in arguments:
-        _require_known(key, known, "unknown setting {!r}")
-    merged = dict(COMMAND_DEFAULTS.get(command, {}))
-    wanted = set(COMMAND_SETTINGS[command])
-    layers = [
-        ("w5xde.toml", _read_file(folder, known)),
-        ("the environment", _read_environment(environment or {}, known)),
-        ("", {key: value for key, value in arguments.items() if value is not None}),
-    ]
-    for origin, layer in layers:
-        relevant = {key: value for key, value in layer.items() if key in wanted or not origin}
-        if relevant:
-            _convert({**merged, **relevant}, origin)
-            merged.update(relevant)
-    settings = _as_in_run(_convert(merged, ""))
-    if settings.resume is None or "resume" not in wanted:
-        return settings
-    return _resumed(settings, {key: value for key, value in arguments.items() if value is not None})
+    """The settings of a command without a job."""
+    return SettingSources(command, arguments, environment or {}, folder, in_python=in_python).resolve()
 
 
 def _as_in_run(settings: Settings) -> Settings:
@@ -101,6 +180,9 @@ def _resumed(settings: Settings, given: dict[str, Any]) -> Settings:
         )
     lasting = set(Settings.__struct_fields__) - set(FOR_ONCE)
     known = {key: value for key, value in earlier.items() if key in lasting}
+    if "device" in earlier:
+        # As earlier versions called it.
+        known.setdefault("devices", earlier["device"])
     if known.get("batches_per_step") is None and known.get("mode", "sync") == "sync":
         known["batches_per_step"] = _EARLIER_STEP_BATCHES
     place = {"resume": folder.name, "name": folder.name, "runs": str(folder.parent)}
@@ -120,7 +202,8 @@ def _resumed(settings: Settings, given: dict[str, Any]) -> Settings:
     return whole
 
 
-def _convert(values: dict[str, Any], origin: str) -> Settings:
+def _convert(values: dict[str, Any], origin: str, advice: str = "start a new run") -> Settings:
+    """The settings of these values; `advice` is the fix for an error that has none of its own."""
     if values.get("batches_per_step") == "auto":
         raise UsageError(
             "batches-per-step auto does not exist: give a number",
@@ -137,9 +220,8 @@ def _convert(values: dict[str, Any], origin: str) -> Settings:
     except msgspec.ValidationError as error:
         text = _sentence(str(error), values)
         where = f" (in {origin})" if origin else ""
-        raise UsageError(
-            f"{text}{where}", code="W5-210", fix="w5xde train --help lists every setting"
-        ) from None
+        fix = error.__cause__.fix if isinstance(error.__cause__, SettingError) else advice
+        raise UsageError(f"{text}{where}", code="W5-210", fix=fix) from None
 
 
 def _sentence(error: str, values: Mapping[str, Any]) -> str:
@@ -152,7 +234,10 @@ def _sentence(error: str, values: Mapping[str, Any]) -> str:
     name, value = setting.replace("_", "-"), values[setting]
     if what.startswith("Expected") and ", got" not in what:
         # Of the right kind, and out of bounds: shown as it was typed.
-        return f"{name} {value if value != '' else repr(value)} must be {_bounds_text(kinds[0])}"
+        words = [kind.values for kind in kinds if isinstance(kind, inspect.LiteralType)]
+        bounded = next(kind for kind in kinds if not isinstance(kind, inspect.LiteralType))
+        allowed = _either([_bounds_text(bounded), *(str(each) for group in words for each in group)])
+        return f"{name} {value if value != '' else repr(value)} must be {allowed}"
     return (
         f"{name} {value!r} must be {_either([each for kind in kinds for each in _kind_names(setting, kind)])}"
     )
@@ -168,8 +253,10 @@ def _kinds(setting: str) -> tuple[inspect.Type, ...]:
 def _kind_names(setting: str, kind: inspect.Type) -> Sequence[str]:
     match kind:
         case inspect.LiteralType():
-            # In the order in which the schema names them.
-            return get_args(get_args(field_types()[setting])[0])
+            # In the order in which the schema names them; msgspec sorts them.
+            named = get_args(field_types()[setting])[0]
+            choices = (named,) if get_origin(named) is Literal else get_args(named)
+            return [word for each in choices if get_origin(each) is Literal for word in get_args(each)]
         case inspect.BoolType():
             return ["true", "false"]
         case inspect.IntType():
@@ -191,13 +278,23 @@ def _either(words: Sequence[str]) -> str:
     return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def _require_known(key: str, known: list[str], sentence: str) -> None:
+def _python_names(sentence: str) -> str:
+    """A sentence with the names of settings as Python writes them."""
+    return _DASHED.sub(lambda found: found[0].replace("-", "_"), sentence)
+
+
+def _require_known(key: str, known: list[str], sentence: str, *, in_python: bool = False) -> None:
     if key in known:
         return
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f". Did you mean {near[0].replace('_', '-')!r}?" if near else ""
-    fix = "" if near else "w5xde train --help lists every setting"
+    hint = f". Did you mean {near[0] if in_python else near[0].replace('_', '-')!r}?" if near else ""
+    listed = "help(w5xde.train)" if in_python else "w5xde train --help-all"
+    fix = "" if near else f"{listed} lists every setting"
     raise UsageError(sentence.format(key) + hint, code="W5-210", fix=fix)
+
+
+def _variable(key: str) -> str:
+    return f"{ENVIRONMENT_PREFIX}{key.upper()}"
 
 
 def _read_environment(environment: Mapping[str, str], known: list[str]) -> dict[str, Any]:

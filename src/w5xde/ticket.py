@@ -37,6 +37,8 @@ VARIABLE = "W5XDE_TICKET"
 # The length is one byte; in characters that is 410, and line breaks and blanks may be as many again.
 _BYTES_MAX = 255
 _TEXT_CHARACTERS_MAX = 4096
+# Fewer than any ticket has, and more than the name of a module.
+_CHARACTERS_MIN = 40
 _EXPIRES_MAX = 2**32 - 1
 # Enough of a fingerprint for people to compare: finding another certificate with the same 64 bits takes too
 # long.
@@ -143,9 +145,9 @@ class Ticket:
         return head + rest
 
 
-def join_line(ticket: Ticket, job: str) -> str:
-    """Return the command for another machine. It holds the secret."""
-    return f"w5xde join {ticket.to_text()} {shlex.quote(job)}"
+def join_line(ticket: Ticket, job: str = "") -> str:
+    """Return the command for another machine. It holds the secret. Without a job, its code comes with it."""
+    return " ".join(["w5xde join", ticket.to_text(), *([shlex.quote(job)] if job else [])])
 
 
 def _cannot_be(why: str, fix: str = "name other addresses for nodes to come to") -> NoReturn:
@@ -269,6 +271,14 @@ def _damaged(what: str) -> JoinError:
     )
 
 
+def is_meant_as_job(word: str, environ: Mapping[str, str]) -> bool:
+    """Whether the only word after `w5xde join` names a job, because the ticket is in the environment."""
+    text = "".join(word.split()).lower()
+    if text == "-" or text.startswith("@") or (text.startswith(PREFIX) and text.isalnum()):
+        return False
+    return ".py" in text or bool(environ.get(VARIABLE, "").strip())
+
+
 def read_ticket(argument: str | None, environ: Mapping[str, str], stdin: TextIO) -> Ticket:
     """Return the ticket of an argument: the text itself, `@file`, `-` for standard input, or W5XDE_TICKET."""
     if argument is None:
@@ -318,6 +328,19 @@ def _read_file(name: str) -> str:
     if not text.strip():
         raise UsageError(f"the ticket's file {name} is empty", code="W5-116", fix=fix)
     return text
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Split `host:port`; an IPv6 host may be in brackets."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UsageError(
+            f"{address!r} is not an address",
+            code="W5-111",
+            fix="give host and port, for example 192.168.1.20:5555",
+        )
+    return host, int(port)
 
 
 # --- errors of a ticket that was read -------------------------------------------------------------

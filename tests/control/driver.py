@@ -72,6 +72,8 @@ class Driver:
                 return [ev.Dropped(effect.node, lease) for lease in effect.leases]
             case ev.Step():
                 return [ev.Stepped([effect.plan.index], durable=self._logs_steps)]
+            case ev.Evaluate() | ev.Conclude():
+                return [ev.Evaluated()]
             case ev.Save():
                 return [ev.Saved(effect.cut.progress.steps)]
             case ev.Finish():
@@ -83,6 +85,8 @@ class Driver:
 
     def answer(self, work: ev.Assign, norm: float | None = None) -> list[ev.Event]:
         """Return the event of a node that answers all leases of a message."""
+        if work.leases[0].step.validates:
+            return [ev.Measured(work.node, lease.id) for lease in work.leases]
         leases = [lease.id for lease in work.leases]
         norms = [] if norm is None else [norm] * len(leases)
         return [ev.Answered(work.node, leases, self.batch_seconds, norms=norms)]

@@ -98,7 +98,7 @@ class Story:
             start = plan.cursor
             for epoch in range(start.epoch, EPOCHS):
                 batches = 7 - (start.first if epoch == start.epoch else 0)
-                life.feed(*(ev.Discovered(epoch, SIZE) for _ in range(batches)), ev.Discovered(epoch, 0))
+                life.feed(ev.Discovered(epoch, [*[SIZE] * batches, 0]))
         life.run(until=lambda: len(self.steps) >= steps)
         self.records += life.scribe.drain()
         if life.finish is not None:

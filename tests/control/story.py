@@ -68,6 +68,7 @@ class Teller(Driver):
         )
         staleness = given.pop("staleness", "64")
         own_norm = float(given.pop("own", "0"))
+        is_pool = given.pop("pool", "no") == "yes"
         super().__init__(
             Plan(
                 step_batches=int(given.pop("step", "4")),
@@ -82,8 +83,12 @@ class Teller(Driver):
                 delay_correction=given.pop("delay", "no") == "yes",
                 looks_ahead=given.pop("ahead", "no") == "yes",
                 seconds=None if seconds is None else float(seconds),
-                evaluates=given.pop("evaluates", "no") == "yes",
-                skip_bad_batches=given.pop("skip", "no") == "yes",
+                evaluates="evaluates" in given,
+                # `evaluates=skip`, `wait` or `hold`.
+                evaluation_policy=given.pop("evaluates", "wait"),
+                evaluate_every=int(given.pop("every", "0")) or None,
+                skip_bad_batches=is_pool or given.pop("skip", "no") == "yes",
+                all_or_nothing=is_pool,
                 save_steps=int(given.pop("save", "0")) or None,
                 max_update_norm=given.pop("norm", "off"),
                 own_norm=own_norm,
@@ -112,9 +117,12 @@ class Teller(Driver):
             "undone": self._undone,
             "drop": lambda words: self._say(ev.Dropped(words[0], lease(words[1]))),
             "stepped": self._stepped,
+            "evaluated": lambda words: self._say(ev.Evaluated()),
             "saved": lambda words: self._say(ev.Saved(int(words[0]))),
             "unsaved": lambda words: self._say(ev.SaveFailed(" ".join(words))),
             "discover": self._discover,
+            "call": self._call,
+            "withdraw": lambda words: self._say(ev.Withdrawn(self._epoch - 1, " ".join(words))),
             "broke": lambda words: self._say(ev.Broke(" ".join(words))),
             "stop": lambda words: self._say(ev.Stop(" ".join(words))),
             "mute": self._mute,
@@ -171,8 +179,13 @@ class Teller(Driver):
     def _discover(self, words: list[str]) -> Iterator[str]:
         """`discover 2 2 1 end`: a stream gives batches of these sizes, and its epoch ends."""
         for word in words:
-            yield from self._say(ev.Discovered(self._epoch, 0 if word == "end" else int(word)))
+            yield from self._say(ev.Discovered(self._epoch, [0 if word == "end" else int(word)]))
             self._epoch += word == "end"
+
+    def _call(self, words: list[str]) -> Iterator[str]:
+        """`call 2 2 1`: the caller of a pool wants a step of batches of these sizes."""
+        self._epoch += 1
+        return self._say(ev.Called(self._epoch - 1, [int(word) for word in words]))
 
     def _mute(self, words: list[str]) -> Iterator[str]:
         self._muted += words

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from tests.control.driver import Driver, only
 from w5xde.control import events as ev
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.plan import Plan
 from w5xde.control.trust.failures import ASIDE_IN_A_ROW_MAX
+from w5xde.specs.round_lengths import RoundLengths
 from w5xde.tree import Span
 
 
@@ -65,3 +68,102 @@ def test_a_batch_that_failed_does_not_wait_for_ever_for_somebody_who_is_stuck() 
     driver.node = lambda work: driver.answer(work) if work.node == "a" else []
     driver.run(until=lambda: driver.now >= 120)
     assert driver.core.view.version == 2
+
+
+# --- batches that the coordinator cannot read -----------------------------------------------------
+
+
+def unreadable(plan: Plan, bad: set[int], *nodes: str, mode: str = "sync", skip: bool = True) -> Driver:
+    """Nodes that compute everything, and batches of the first epoch that cannot be read."""
+    driver = Driver(plan, CoreSettings(mode, skip_bad_batches=skip, stretches=mode == "async"))
+
+    def compute(work: ev.Assign) -> list[ev.Event]:
+        answered: list[ev.Event] = []
+        for lease in work.leases:
+            found = {batch: "it is torn" for epoch, batch in lease.step.keys_of(lease.span) if batch in bad}
+            if lease.step.epoch == 0 and found:
+                answered.append(ev.Unreadable(work.node, lease.id, found))
+            else:
+                answered.append(ev.Answered(work.node, [lease.id], 0.001, 0.001))
+        return answered
+
+    driver.node = compute
+    driver.join(*nodes)
+    driver.run()
+    return driver
+
+
+def asides(driver: Driver) -> list[int]:
+    return sorted(each.batch for each in driver.core.view.accounts.aside)
+
+
+def plan_of(batches: int, step_batches: int, rounds: RoundLengths | None = None) -> Plan:
+    return Plan(
+        step_batches=step_batches,
+        epoch_limit=2,
+        step_limit=None,
+        samples=batches,
+        batch_size=1,
+        rounds=rounds,
+    )
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("step_batches", [1, 4, 8])
+def test_a_batch_that_cannot_be_read_is_set_aside_and_the_run_goes_on(mode: str, step_batches: int) -> None:
+    driver = unreadable(plan_of(24, step_batches), {2, 3, 17}, "a", "b", "c", mode=mode)
+    assert driver.finish == ev.Finish("all steps done")
+    assert asides(driver) == [2, 3, 17]
+    assert driver.core.view.progress.batches == 2 * 24 - 3
+    assert driver.core.view.progress.epochs == 2
+    # No node is to blame, and the reason is the reader's.
+    effects = only(ev.SetAside, driver.effects)
+    assert {(effect.reason, tuple(effect.nodes)) for effect in effects} == {("it is torn", ())}
+    assert only(ev.Close, driver.effects) == only(ev.Reject, driver.effects) == []
+
+
+def test_a_step_of_which_nothing_can_be_read_is_left_out() -> None:
+    driver = unreadable(plan_of(8, 2), {4, 5}, "a", "b")
+    assert driver.finish == ev.Finish("all steps done")
+    assert asides(driver) == [4, 5]
+    assert driver.core.view.version == 7
+
+
+def test_in_rounds_the_column_of_an_unreadable_batch_is_set_aside() -> None:
+    plan = plan_of(12, 3, RoundLengths(4))
+    driver = unreadable(plan, {4}, "a", "b", mode="rounds")
+    assert driver.finish == ev.Finish("all steps done")
+    # One round of four steps in three columns: the second column has every third batch.
+    assert asides(driver) == [1, 4, 7, 10]
+
+
+def test_without_the_flag_the_rest_of_the_epoch_is_trained_and_the_run_ends() -> None:
+    driver = unreadable(plan_of(12, 4), {2}, "a", skip=False)
+    assert driver.finish is not None
+    assert driver.finish.error == "epoch 1 is not complete: batch 2 failed wherever tried (it is torn)"
+    assert driver.core.view.progress.batches == 11
+
+
+def test_data_of_which_nothing_can_be_read_ends_the_run() -> None:
+    driver = unreadable(plan_of(100, 1), set(range(100)), "a", "b")
+    assert driver.finish is not None
+    assert f"like {ASIDE_IN_A_ROW_MAX - 1} before it: it is torn" in driver.finish.error
+
+
+def test_other_leases_of_a_batch_that_cannot_be_read_end_with_it() -> None:
+    """Otherwise idle nodes would be lent copies of it in turn, for ever."""
+    plan = Plan(step_batches=2, epoch_limit=1, step_limit=None, samples=2, batch_size=1)
+    driver = Driver(plan, CoreSettings("sync", skip_bad_batches=True))
+    driver.join("a", "b", "c")
+    driver.now += 3
+    driver.feed(ev.Ticked(heard=dict.fromkeys("abc", driver.now)))
+    first, second, copy = driver.works
+    assert [work.leases[0].span for work in (first, second, copy)] == [Span(0, 1), Span(1, 2), Span(0, 1)]
+    driver.feed(ev.Unreadable("a", first.leases[0].id, {0: "it is torn"}))
+    assert only(ev.CancelLeases, driver.effects) == [ev.CancelLeases("c", [copy.leases[0].id])]
+    assert asides(driver) == [0]
+    # The loader says so for the copy too, when it was to be sent.
+    driver.feed(ev.Unreadable("c", copy.leases[0].id, {0: "it is torn"}))
+    driver.feed(*driver.answer(second))
+    assert driver.finish == ev.Finish("all steps done")
+    assert asides(driver) == [0]

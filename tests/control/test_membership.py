@@ -18,6 +18,10 @@ from w5xde.control.membership import outgrown_text
             "8 nodes, of which 6 can compute at once, 4 batches a step: 2 nodes have nothing to do; a new run"
             " with --batches-per-step 6 would use them"
         )),
+        (8, 2, 8, (
+            "8 nodes, 2 batches a step: 6 nodes have nothing to do; a new run with --batches-per-step 8 would"
+            " use them, or --threads 4 on fewer nodes"
+        )),
         (8, 4, 4, (
             "8 nodes, of which 4 can compute at once, 4 batches a step: more batches a step would gain"
             " nothing"

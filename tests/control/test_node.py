@@ -259,12 +259,12 @@ def test_leaving_politely_finishes_the_work_in_hand_and_no_other() -> None:
     story.tell(nd.Given("in hand", [1]))
     story.tell(nd.Given("waiting", [2]))
     assert story.tell(nd.LeaveRequested()) == []
-    assert story.tell(nd.Finished()) == [nd.Exit("left politely")]
+    assert story.tell(nd.Finished()) == [nd.Exit("left as asked")]
     assert story.core.is_over
 
 
 def test_an_idle_node_leaves_at_once() -> None:
-    assert Story().joined().tell(nd.LeaveRequested()) == [nd.Exit("left politely")]
+    assert Story().joined().tell(nd.LeaveRequested()) == [nd.Exit("left as asked")]
 
 
 def test_work_that_comes_after_the_wish_to_leave_is_not_begun() -> None:
@@ -272,14 +272,14 @@ def test_work_that_comes_after_the_wish_to_leave_is_not_begun() -> None:
     story.tell(nd.Given("in hand", [1]))
     story.tell(nd.LeaveRequested())
     assert story.tell(nd.Given("late", [2])) == []
-    assert story.tell(nd.Finished()) == [nd.Exit("left politely")]
+    assert story.tell(nd.Finished()) == [nd.Exit("left as asked")]
 
 
 def test_a_node_that_wants_to_leave_does_not_come_back() -> None:
     story = Story().joined()
     story.tell(nd.Given("in hand", [1]))
     story.tell(nd.LeaveRequested())
-    assert story.tell(nd.Lost("reset")) == [nd.Exit("left politely")]
+    assert story.tell(nd.Lost("reset")) == [nd.Exit("left as asked")]
 
 
 def test_a_run_that_is_over_is_no_error() -> None:

@@ -18,7 +18,7 @@ from tests.learn.reference import differences, initial, train_plainly
 from tests.learn.summing import Complete, Lent
 from w5xde import Job
 from w5xde.config import Settings
-from w5xde.control.steps.plan import StepPlan
+from w5xde.control.steps.plan import Plan, StepPlan
 from w5xde.learn.data.payload import Packer, unpack
 from w5xde.learn.data.sources import MapSource
 from w5xde.learn.job.coordinator_setup import Prepared, prepare
@@ -28,7 +28,7 @@ from w5xde.learn.step.sums import Contribution
 from w5xde.learn.train.trainer import Outcome, Task
 from w5xde.messages import Batch, Welcome
 from w5xde.runtime.coordinator.setup import build_plan
-from w5xde.tree import PairwiseTree, Span, batch_seed, halves
+from w5xde.tree import PairwiseTree, Span, halves
 
 NODE_COUNTS = (1, 2, 3, 7)
 # How often chance splits a span, computes one twice, or loses an answer.
@@ -93,7 +93,7 @@ class Node:
         is_local = self.parts.source is not None
         for position in range(span.start, span.stop):
             index, at = step.first + position, packer.body_bytes
-            part = Packer()
+            part = Packer(source.recipe.types)
             item = part.pack(
                 source.indices(step.epoch, index) if is_local else source.read(step.epoch, index)
             )
@@ -106,18 +106,20 @@ class Node:
     def _task(self, step: StepPlan, span: Span, batches: list[Batch], body: bytearray) -> Task:
         received = []
         for batch in batches:
-            value = unpack(batch.item, body, batch.at)
+            value = unpack(batch.item, body, batch.at, self.parts.trainer.types)
             if self.parts.source is not None:
-                seed = batch_seed(self.parts.welcome.rules.seed, step.epoch, batch.index)
-                value = self.parts.source.read_indices(value, seed)
+                value = self.parts.source.read_indices(value, step.epoch, batch.index)
             received.append((batch.index, batch.samples, value))
-        return Task(step.epoch, span, step.count, step.samples, received)
+        return Task(step.epoch, span, step.count, step.samples, received, step=step.index)
 
     def _answered(self, learner: Learner, outcome: Outcome) -> Contribution:
         body = bytearray(outcome.vector.raw.numpy())
         self.parts.trainer.recycle(outcome.vector)
         return Contribution(
-            learner.flat.blueprint.vectors(body, 1)[0], frozenset(outcome.absent), outcome.loss_sum
+            learner.flat.blueprint.vectors(body, 1)[0],
+            frozenset(outcome.absent),
+            outcome.loss_sum,
+            weight=outcome.weight,
         )
 
 
@@ -125,8 +127,9 @@ def train_in_pool(job: Job, settings: Settings, *, nodes: int, seed: int) -> Tra
     """Train with this many nodes; the seed decides who computes what, in which order, and what is lost."""
     chance = random.Random(seed)
     prepared = prepare(job, settings)
-    learner, source = prepared.learner, prepared.source
+    learner, source, settings = prepared.learner, prepared.source, prepared.settings
     plan = build_plan(prepared, settings)
+    discover(plan, source, settings.epochs or 1)
     pool: dict[int, Node] = {}
     trained = Trained(learner.flat.module, "", learner)
     while (step := plan.next_step()) is not None:
@@ -147,9 +150,20 @@ def train_in_pool(job: Job, settings: Settings, *, nodes: int, seed: int) -> Tra
                 trained.answers["taken"] += 1
                 taken.put(span, None)
                 prepared.sums.add(Lent(0, step, span), contribution, 0)
-        trained.losses.append(learner.apply([prepared.sums.total(Complete(step))])[0] / step.samples)
+        complete = Complete(step, [(0, step.count, "node", 0)])
+        trained.losses.append(learner.apply([prepared.sums.total(complete)])[0] / step.samples)
     trained.sha256 = learner.weights_sha256()
     return trained
+
+
+def discover(plan: Plan, source: MapSource, epochs: int) -> None:
+    """Tell the plan of batches that it cannot know of: those of epochs that may differ in their number."""
+    if source.epoch_samples is None:
+        for epoch in range(epochs):
+            drawn = source.epoch(epoch)
+            for batch in range(drawn.batches):
+                plan.discovered(epoch, len(drawn.places(batch)))
+            plan.discovered(epoch, 0)
 
 
 def _leases(chance: random.Random, count: int) -> list[Span]:

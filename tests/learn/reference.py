@@ -1,7 +1,8 @@
 """The plain loop: one process, one model, ordinary PyTorch. What the pool must agree with.
 
 Shares no code with the trainer, the learner or the layout. Of w5xde it knows only which samples make a
-batch (`MapSource`) and the seed of each batch; the rest is written the way anybody would write it.
+batch (`MapSource`), the seed of each batch, and how a loss is told where it is; the rest is written the way
+anybody would write it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from w5xde import Job
 from w5xde.config import Settings
 from w5xde.learn.data.sources import MapSource
+from w5xde.learn.train.position import Position, at
+from w5xde.specs.data_settings import BATCH_SAMPLES
 from w5xde.tree import batch_seed
 
 
@@ -27,28 +30,40 @@ class Parameters(list[nn.Parameter]):
         self.named_parameters = model.named_parameters
 
 
+def batch_samples(settings: Settings) -> int:
+    return settings.batch_size or BATCH_SAMPLES
+
+
 def train_plainly(job: Job, settings: Settings) -> nn.Module:
     """The model after all steps, trained the way one machine would."""
     seed_all(settings.seed)
     model = job.model()
     seed_all(settings.seed)
     source = MapSource(
-        job.data(), batch_size=settings.batch_size, seed=settings.seed, shuffle=settings.shuffle
+        job.data(), batch_size=batch_samples(settings), seed=settings.seed, shuffle=settings.shuffles
     )
     optimizer = job.optimizer(Parameters(model))
     scheduler = None if job.scheduler is None else job.scheduler(optimizer)
-    for epoch, batches in _steps(source.samples, settings):
-        sizes = {i: min(settings.batch_size, source.samples - i * settings.batch_size) for i in batches}
+    steps = _steps(source.samples, settings)
+    for step, (epoch, batches) in enumerate(steps):
+        sizes = {
+            i: min(batch_samples(settings), source.samples - i * batch_samples(settings)) for i in batches
+        }
         total = sum(sizes.values())
-        start = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+        start = {
+            name: buffer.detach().clone()
+            for name, buffer in model.named_buffers()
+            if not runs_on(model, name)
+        }
         left: list[dict[str, Tensor]] = []
         for i in batches:
             batch = source.read(epoch, i)
-            _put_buffers(model, start)
+            put_buffers(model, start)
             seed_all(batch_seed(settings.seed, epoch, i))
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=settings.precision == "bf16"):
-                loss = job.loss(model, batch)
-            (loss * (sizes[i] / total)).backward()
+            with at(Position(step, epoch, i, len(steps))):
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=settings.precision == "bf16"):
+                    loss = job.loss(model, batch)
+                (loss * (sizes[i] / total)).backward()
             left.append({name: buffer.detach().clone() for name, buffer in model.named_buffers()})
         if settings.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
@@ -56,13 +71,13 @@ def train_plainly(job: Job, settings: Settings) -> nn.Module:
         optimizer.zero_grad(set_to_none=True)
         if scheduler is not None:
             scheduler.step()
-        _put_buffers(model, {name: _meeting(start[name], [each[name] for each in left]) for name in start})
+        put_buffers(model, {name: meeting(start[name], [each[name] for each in left]) for name in start})
     return model
 
 
 def _steps(samples: int, settings: Settings) -> list[tuple[int, range]]:
     """`(epoch, its batches)` for each step; a step never spans two epochs."""
-    batches = math.ceil(samples / settings.batch_size)
+    batches = math.ceil(samples / batch_samples(settings))
     return [
         (epoch, range(first, min(first + settings.step_batches, batches)))
         for epoch in range(settings.epochs or 1)
@@ -76,13 +91,19 @@ def seed_all(seed: int) -> None:
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the generator that a loss draws from
 
 
-def _put_buffers(model: nn.Module, values: dict[str, Tensor]) -> None:
+def runs_on(model: nn.Module, name: str) -> bool:
+    """Whether a buffer goes on from batch to batch: a mean over all of them cannot start anew at each."""
+    owner = model.get_submodule(name.rpartition(".")[0])
+    return isinstance(owner, nn.BatchNorm1d | nn.BatchNorm2d) and owner.momentum is None
+
+
+def put_buffers(model: nn.Module, values: dict[str, Tensor]) -> None:
     for name, value in values.items():
         owner, _, local = name.rpartition(".")
         setattr(model.get_submodule(owner), local, value.clone())
 
 
-def _meeting(start: Tensor, left: list[Tensor]) -> Tensor:
+def meeting(start: Tensor, left: list[Tensor]) -> Tensor:
     """Where a buffer goes: the mean of what the batches left, counters by the sum of what they added."""
     if all(torch.equal(_raw(each), _raw(start)) for each in left):
         return start

@@ -1,4 +1,7 @@
-"""What a node says about its own work decides nothing: a batch weighs what we counted."""
+"""What a node says about its own work decides nothing: a batch weighs what we counted.
+
+Unless the job weighs its batches: then a node says what they weigh, and only then it may.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,17 @@ from w5xde.learn.step.sums import Contribution
 from w5xde.messages import Answer, Update
 
 
-def test_a_node_has_no_words_for_how_much_it_weighs() -> None:
+def test_a_node_has_no_words_for_how_much_it_weighs_unless_the_job_asks_for_them() -> None:
     said = {*Answer.__struct_fields__, *Update.__struct_fields__}
     assert said == {
         "lease", "loss_sum", "seconds", "absent", "dropped", "failure", "codec", "body_bytes",
         "version", "answers", "waited_seconds", "core_seconds", "codec_seconds", "network_seconds", "link",
         # Which samples it keeps, norms for advice, and whether it needs the parameters anew.
         "stored", "missing", "squares", "differs",
+        # What its batches weigh, if the job has a weight= for them; else the update is refused.
+        "weights",
+        # What it measured in the batches of a validation set: never part of a step.
+        "metrics",
     }  # fmt: skip
 
 

@@ -59,11 +59,38 @@ def test_another_seed_is_another_model() -> None:
     assert first != second
 
 
-@pytest.mark.parametrize("momentum", [0.1, None])
-def test_batch_norm_keeps_the_mean_of_the_statistics_and_counts_every_batch(momentum: float | None) -> None:
-    job = make(mlp(lambda: nn.BatchNorm1d(16, momentum=momentum)))
-    trained = check_equivalence(job, settings())
+def test_batch_norm_keeps_the_mean_of_the_statistics_and_counts_every_batch() -> None:
+    trained = check_equivalence(make(mlp(lambda: nn.BatchNorm1d(16))), settings())
     assert int(trained.module.get_buffer("1.num_batches_tracked")) == 2 * 13
+
+
+@pytest.mark.parametrize("batches", [1, 3, 5, 16])
+def test_batch_norm_without_a_momentum_averages_all_batches_as_a_plain_loop_does(batches: int) -> None:
+    """Its statistics run on from batch to batch in the plain loop, whatever makes a step."""
+    job = make(mlp(lambda: nn.BatchNorm1d(16, momentum=None)))
+    trained = check_equivalence(job, settings(batches_per_step=batches, epochs=3))
+    assert int(trained.module.get_buffer("1.num_batches_tracked")) == 3 * 13
+
+
+class Twice(nn.Module):
+    """A normalization that some batches pass twice, and some not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(jobs.FEATURES, 16), nn.Linear(16, jobs.CLASSES)
+        self.norm = nn.BatchNorm1d(16, momentum=None)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        hidden = self.first(numbers).tanh()
+        for _ in range(1 + int(numbers.sum() > 0) - int(numbers[0, 0] > 1)):
+            hidden = self.norm(hidden + 0.5 * hidden**2)
+        found: Tensor = self.second(hidden)
+        return found
+
+
+def test_an_average_over_all_passes_counts_each_pass_of_each_batch_once() -> None:
+    trained = check_equivalence(make(Twice), settings(epochs=3))
+    assert int(trained.module.get_buffer("norm.num_batches_tracked")) not in (0, 3 * 13)
 
 
 def test_group_norm() -> None:

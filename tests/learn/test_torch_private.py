@@ -43,6 +43,21 @@ def an_assigned_item_is_the_buffer() -> None:
     assert "weight" not in module._buffers
 
 
+def parameters_are_kept_by_their_module() -> None:
+    module = nn.Sequential(nn.Linear(2, 2))
+    assert module._parameters == {}
+    assert module[0]._parameters["weight"] is module[0].weight
+
+
+def hooks_of_a_gradient_are_listed() -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    assert not parameter._backward_hooks
+    hook = parameter.register_hook(lambda gradient: gradient)
+    assert parameter._backward_hooks
+    hook.remove()
+    assert not parameter._backward_hooks
+
+
 def the_engine_accumulates_scaled_gradients() -> None:
     weight = torch.tensor([1.0, 2.0], requires_grad=True)
     loss = (weight * weight).sum()
@@ -233,9 +248,24 @@ def an_optimizer_finds_what_lies_beside_its_functions() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def the_compiler_counts_what_it_compiles() -> None:
+    # In another process: the compiler stays in the one that loads it.
+    script = (
+        "import torch; from w5xde.learn.torch_private import has_compiled\n"
+        "assert not has_compiled()\n"
+        "double = torch.compile(lambda x: 2 * x, backend='eager')\n"
+        "assert not has_compiled()\n"
+        "double(torch.ones(2))\n"
+        "assert has_compiled()"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
 BEHAVIOUR: dict[str, list[Callable[[], None]]] = {
     "_version": [writes_are_counted],
     "_buffers": [an_assigned_item_is_the_buffer],
+    "_parameters": [parameters_are_kept_by_their_module],
+    "_backward_hooks": [hooks_of_a_gradient_are_listed],
     "_execution_engine": [the_engine_accumulates_scaled_gradients],
     "_python_dispatch": [a_dispatch_mode_sees_kernels_below_autograd],
     "_should_skip_dynamo": [a_dispatch_mode_does_not_load_the_compiler],
@@ -255,6 +285,7 @@ BEHAVIOUR: dict[str, list[Callable[[], None]]] = {
     "_opt_called": [a_schedule_asks_whether_the_optimizer_stepped],
     "__dynamo_disable": [an_optimizer_finds_what_lies_beside_its_functions],
     "torch._dynamo": [an_optimizer_finds_what_lies_beside_its_functions],
+    "torch._dynamo.utils": [the_compiler_counts_what_it_compiles],
 }
 
 

@@ -6,24 +6,23 @@ import struct
 from collections.abc import Iterable
 from itertools import pairwise
 
+from w5xde.message_types import Bytes, Call, DictOf, ListOf, MappingOf, RecordOf, TensorAt, TupleOf, Value
 from w5xde.messages import (
     Answer,
     Batch,
     Beat,
     Bye,
-    Bytes,
     Canary,
     Cancel,
-    DictOf,
     Difference,
     Entry,
     Fill,
     Hello,
     Layout,
     Leave,
-    ListOf,
     Loan,
     Message,
+    Offer,
     Params,
     Ready,
     Refuse,
@@ -31,10 +30,7 @@ from w5xde.messages import (
     Rules,
     SampleList,
     StepRates,
-    TensorAt,
-    TupleOf,
     Update,
-    Value,
     Welcome,
     Work,
 )
@@ -44,11 +40,12 @@ ROOMY = Limits(meta_bytes_max=64 * 1024, body_bytes_max=1024 * 1024)
 
 _LIST = SampleList(bytes(range(128)), b"\x05", bytes(16))
 _ITEM = DictOf(
-    ["x", 7, None],
+    ["x", 7, None, "row"],
     [
         TensorAt("float32", (2, 3), 0),
         ListOf([Value("pear"), Value(None), Bytes(b"\x00\xff")]),
-        TupleOf([Value(True), Value(-1), Value(2.5)]),
+        TupleOf([Value(True), RecordOf(":Pair", ["left"], [Value(-1)])]),
+        MappingOf("orchard:Row", ["x"], [Value(2.5)]),
     ],
 )
 
@@ -62,24 +59,54 @@ WORDS: dict[type, Message] = {
             incarnation=1,
             name="apple",
             layout=Layout([Entry("weight", "float32", (2,), "trained")]),
-            rules=Rules(mode="sync", seed=7, precision="fp32", threads=1, data="stream"),
+            rules=Rules(
+                mode="sync",
+                seed=7,
+                precision="fp32",
+                threads=1,
+                data="local",
+                steps=90,
+                weight_unit=0.5,
+                metrics=["accuracy", "loss"],
+                validation_samples=70,
+                validation_digest="cd" * 32,
+            ),
             canary=Canary([Fill(0.0, 0.5, -1.0, 1.0), None], _ITEM),
         ),
-        Ready(layout_digest="ab" * 32, seconds=0.5, cache=b"orchard", cache_slots=9),
+        Offer(
+            "train.py:small", {"train.py": 3, "lib/a.py": 4}, "ab" * 32, {"yaml": "PyYAML"}, {"PyYAML": "6.0"}
+        ),
+        Ready(
+            layout_digest="ab" * 32, seconds=0.5, cache=b"orchard", cache_slots=9, versions={"torch": "2.6"}
+        ),
         Refuse("W5-107", "this node speaks protocol 2", fix="install the same w5xde on both machines"),
         Params(version=3, whole=True),
         Difference(1, 3, "q4 | zstd:1", bytes(16), adds=False),
         Work(
             3,
-            [Loan(11, 0, 0, 1, 4, 128, [Batch(0, 32, 0, _ITEM, _LIST)])],
+            [
+                Loan(11, 0, 0, 1, 4, 128, [Batch(0, 32, 0, _ITEM, _LIST)], step=3),
+                Loan(12, 0, 2, 3, 4, 99, [Batch(2, 32, 0, _ITEM)], step=3, validates=True),
+            ],
             rates=StepRates(3, [[0.1], [0.2]], sums_before=[0.5]),
+            counted=5,
+            call=Call("d", b"\x05", b"\x80", seeds_numpy=True),
         ),
-        Update(3, [Answer(11, loss_sum=2.5, absent=[1]), Answer(12, dropped=True, missing=b"\x03")], 0.25),
+        Update(
+            3,
+            [
+                Answer(11, loss_sum=2.5, absent=[1]),
+                Answer(12, dropped=True, missing=b"\x03"),
+                Answer(13, metrics=[[0.5, 1.5]]),
+            ],
+            0.25,
+            weights=[2.0, 0.0, 0.0],
+        ),
         Cancel([12, 13]),
         Rejected(11, "computed on version 3, now 90"),
         Beat(),
         Leave("the machine is needed"),
-        Bye("all steps are done", finished=True),
+        Bye("interrupted", finished=True, stopped=True, counted=5),
     )
 }
 

@@ -16,6 +16,7 @@ from w5xde.messages import (
     Difference,
     Hello,
     Leave,
+    Offer,
     Params,
     Ready,
     Refuse,
@@ -77,7 +78,7 @@ def test_the_table_speaks_of_every_message_and_of_every_state_but_the_last():
     assert {kind for words in TABLE.values() for kind in words} == set(WORDS)
     assert {state for state, _ in TABLE} == set(STATES) - {CLOSED}
     assert {after for words in TABLE.values() for after in words.values()} == set(STATES) - {NEW}
-    assert len(ALLOWED) + len(FORBIDDEN) == 130
+    assert len(ALLOWED) + len(FORBIDDEN) == 140
 
 
 @pytest.mark.parametrize(("state", "speaker", "kind"), ALLOWED, ids=map(name, ALLOWED))
@@ -113,7 +114,7 @@ def test_what_the_table_does_not_allow_is_their_error_when_heard(state, speaker,
 def test_only_the_canary_parameters_work_and_what_comes_of_them_carry_a_body(kind):
     state, speaker, _ = next(case for case in ALLOWED if case[2] is kind)
     session = both_at(state)[OTHER[speaker]]
-    if kind in (Welcome, Ready, Params, Difference, Work, Update):
+    if kind in (Welcome, Offer, Ready, Params, Difference, Work, Update):
         assert session.hear(WORDS[kind], 1)
         assert kind in WITH_BODY
         return
@@ -152,6 +153,14 @@ def test_a_refusal_that_crosses_a_ready_ends_the_conversation_on_both_sides():
     assert not sessions[COORDINATOR].hear(WORDS[Ready], 0)
     assert sessions[NODE].hear(WORDS[Refuse], 0)
     assert {session.state for session in sessions.values()} == {CLOSED}
+
+
+def test_who_was_sent_the_code_can_ask_for_nothing_more():
+    sessions = both_at(GREETED)
+    assert exchange(sessions, COORDINATOR, Offer, 7)
+    assert {session.state for session in sessions.values()} == {CLOSED}
+    assert not sessions[COORDINATOR].hear(WORDS[Hello], 0)
+    assert not any(sessions[NODE].may_say(kind) for kind in WORDS)
 
 
 def test_two_goodbyes_that_cross_are_both_fine():

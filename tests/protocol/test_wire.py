@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tests.protocol.streams import ROOMY, WORDS, feed, feed_cut, head, written
 from w5xde.errors import LocalProtocolError, RemoteProtocolError
-from w5xde.messages import Answer, Beat, Hello, Message, Params, Update, Value, Work
+from w5xde.message_types import Value
+from w5xde.messages import Answer, Beat, Hello, Message, Params, Update, Work
 from w5xde.protocol.wire import GREETING_LIMITS, HEADER_BYTES, SCRATCH_BYTES, Decoder, Limits, encode
 
 BODY = bytes(range(256)) * 800  # 204,800 bytes: more than three times what the scratch holds

@@ -78,18 +78,20 @@ def wrap_decoders(watch: Watch) -> None:
     from w5xde.learn.codecs.pipeline import CodecPipeline
     from w5xde.learn.codecs.receiver import CodecReceiver
     from w5xde.learn.data.payload import Unpacker
+    from w5xde.learn.job.code.bundle import CodeBundle
     from w5xde.learn.step import checkpoint
     from w5xde.protocol.session import Session
     from w5xde.protocol.wire import Decoder
     from w5xde.runtime.durable import checkpoints as store
-    from w5xde.runtime.durable import export
     from w5xde.runtime.durable import ledger_segments as ledger
     from w5xde.runtime.durable import step_log as steplog
+    from w5xde.runtime.evaluation import export
 
     for owner, name in (
         (Decoder, "buffer_updated"),
         (Session, "hear"),
         (Unpacker, "unpack"),
+        (CodeBundle, "from_offer"),
         (CodecPipeline, "decode"),
         (CodecReceiver, "decode"),
         (store.CheckpointStore, "read"),

@@ -23,8 +23,8 @@ import w5xde
 from tests.learn.verified import HONEST, blamed
 from tests.processes import events
 from tests.system.liars import LIES, Lies
+from w5xde.callbacks.status import RunStatus
 from w5xde.datasets import digits
-from w5xde.runtime.telemetry.status import RunStatus
 
 NODES, LIARS = 8, 2
 # Beyond the ten leases of a newcomer that are all verified.

@@ -6,12 +6,17 @@ uses `assert`: `python -O` runs them too.
 
 from __future__ import annotations
 
+import io
+import tokenize
 import warnings
 import zlib
+from collections import UserDict
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,20 +31,23 @@ from w5xde.compression import parse_spec
 from w5xde.errors import JoinError, RemoteProtocolError
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.codecs.receiver import CodecReceiver
+from w5xde.learn.data.batch_types import BatchTypes
 from w5xde.learn.data.payload import unpack
 from w5xde.learn.data.samples import ByteRows, Numbers, SampleFormat
+from w5xde.learn.job.code.bundle import CodeBundle
 from w5xde.learn.model.layout import Blueprint, DtypeGroup, FlatModel, describe, differences
 from w5xde.learn.train.trainer import Trainer
 from w5xde.learn.trust.canary import compute_canary
 from w5xde.learn.trust.sketch import ROW
+from w5xde.message_types import Item
 from w5xde.messages import (
     TRAINED,
     Batch,
     Canary,
     Entry,
-    Item,
     Layout,
     Message,
+    Offer,
     Rules,
     SampleList,
     Update,
@@ -217,13 +225,38 @@ def check_canary(canary: Canary, body: bytearray) -> None:
 # --- batches --------------------------------------------------------------------------------------
 
 
+class Pair(NamedTuple):
+    """Two parts of a batch."""
+
+    left: Any
+    right: Any
+
+
+@dataclass
+class Plain:
+    """Two parts of a batch; nothing may run its constructor."""
+
+    left: Any
+    right: Any
+
+    def __post_init__(self) -> None:
+        raise RuntimeError("a constructor ran")
+
+
+class Mapping(UserDict[str, Any]):
+    """A dict with methods of its own."""
+
+
+TYPES = BatchTypes({":Pair": Pair, ":Plain": Plain, ":Mapping": Mapping})
+
+
 def check_item(item: Item, body: bytearray, offset: int) -> None:
     """A batch holds no more than its body has."""
     built: list[Any] = []
     with warnings.catch_warnings():
         # torch's own news (a dtype that is experimental) are not the peer's doing.
         warnings.simplefilter("ignore")
-        refused = refusal_of(lambda: built.append(unpack(item, body, offset)))
+        refused = refusal_of(lambda: built.append(unpack(item, body, offset, TYPES)))
     if refused is None:
         held = sum(tensor.nbytes for tensor in _tensors(built))
         require(held <= len(body), f"tensors of {held} bytes were made of {len(body)}")
@@ -235,8 +268,13 @@ def _tensors(value: Any) -> Iterable[Tensor]:
     elif isinstance(value, (list, tuple)):
         for each in value:
             yield from _tensors(each)
-    elif isinstance(value, dict):
+    elif isinstance(value, (dict, UserDict)):
         yield from _tensors(list(value.values()))
+    elif isinstance(value, Plain):
+        yield from _tensors([value.left, value.right])
+    else:
+        # What a name chose beside those: only what the wire can say plainly.
+        require(isinstance(value, (int, float, str, bytes, type(None))), f"a {type(value).__name__} was made")
 
 
 # --- codecs ---------------------------------------------------------------------------------------
@@ -355,3 +393,24 @@ def check_ticket(text: str) -> None:
         require(error.code == "W5-101", f"refused with {error.code}: {error.what}")
     else:
         require(parse_ticket(ticket.to_text()) == ticket, "a ticket changed on its way")
+
+
+# --- code -----------------------------------------------------------------------------------------
+
+
+def check_code(code: dict[str, bytes], more: bytes, *, is_honest: bool) -> None:
+    """Files become a bundle that stays in its folder and is read as it is shown, or the peer's error."""
+    bundle = CodeBundle("train.py", {name: code[name] for name in sorted(code)})
+    offer = Offer(bundle.job, bundle.sizes, bundle.sha256 if is_honest else "0" * 64)
+    try:
+        taken = CodeBundle.from_offer(offer, bytearray(bundle.body + more))
+    except RemoteProtocolError as error:
+        require(error.code == "W5-120", f"a refusal with another code: {error.code}")
+        return
+    require(is_honest and not more, "code was taken that is not what was offered")
+    require(taken == bundle, "code changed on its way")
+    for name, content in taken.files.items():
+        inside = (Path("/folder") / name).resolve()
+        require(inside.is_relative_to("/folder") and inside.suffix == ".py", f"{name!r} leads elsewhere")
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+        require(encoding.startswith("utf-8"), f"{name} is read as {encoding}")

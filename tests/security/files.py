@@ -37,13 +37,13 @@ from w5xde.runtime.admission.register import Entrance, TicketRegister
 from w5xde.runtime.durable.audit import audit_disk
 from w5xde.runtime.durable.checkpoints import CheckpointStore
 from w5xde.runtime.durable.disk import Disk, RealDisk
-from w5xde.runtime.durable.export import export_run
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.ledger import Ledger
 from w5xde.runtime.durable.ledger_segments import segment_name
 from w5xde.runtime.durable.resume import facts_of
 from w5xde.runtime.durable.resume import restore as restore_run
 from w5xde.runtime.durable.sealed_json import NOTHING, seal, unseal
+from w5xde.runtime.evaluation.export import export_run
 
 # --- what a learner knows -------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ def check_checkpoint(manifest: bytes, files: dict[str, bytes]) -> None:
         require(set(checkpoint.files) == set(files), "files that are not there")
         refusal_of(lambda: facts_of(checkpoint))
     audit_disk(disk, "mine")
-    refusal_of(lambda: restore_run(journal_of(disk), lambda files: None, _apply_nothing, "mine"))
+    refusal_of(lambda: restore_run(journal_of(disk), lambda files, life: None, _apply_nothing, "mine"))
 
 
 def manifest_of(content: dict[str, Any]) -> bytes:

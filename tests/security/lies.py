@@ -26,20 +26,8 @@ from w5xde.learn.data.payload import unpack
 from w5xde.learn.model.layout import Blueprint
 from w5xde.learn.step.checkpoint import restore
 from w5xde.learn.trust.canary import compute_canary
-from w5xde.message_types import CANARY_BODY_BYTES_MAX
-from w5xde.messages import (
-    TRAINED,
-    Beat,
-    Canary,
-    DictOf,
-    Entry,
-    Fill,
-    Item,
-    Layout,
-    ListOf,
-    TensorAt,
-    Value,
-)
+from w5xde.message_types import CANARY_BODY_BYTES_MAX, DictOf, Item, ListOf, TensorAt, Value
+from w5xde.messages import TRAINED, Beat, Canary, Entry, Fill, Layout
 from w5xde.protocol.wire import GREETING_LIMITS, Decoder, Limits, encode
 from w5xde.runtime.node.limits import WELCOME_LIMITS
 

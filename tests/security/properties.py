@@ -15,9 +15,9 @@ from tests.protocol.streams import ROOMY, written
 from tests.security import decoders, files, inputs
 from tests.security.measure import MIB, core_seconds, peak_bytes, require
 from w5xde.learn.model.layout import DTYPES
-from w5xde.messages import Bytes, DictOf, Item, ListOf, TensorAt, TupleOf, Value
+from w5xde.message_types import Bytes, DictOf, Item, ListOf, MappingOf, RecordOf, TensorAt, TupleOf, Value
 from w5xde.protocol.wire import GREETING_LIMITS, Limits
-from w5xde.runtime.node.limits import WELCOME_LIMITS
+from w5xde.runtime.node.limits import OFFER_LIMITS, WELCOME_LIMITS
 
 # No deadline: another process on the same cores must not fail a test; time is measured where it matters.
 PROFILE: dict[str, Any] = {
@@ -71,7 +71,7 @@ def holds(examples: int, **on: Any) -> Callable[[Callable[..., None]], Callable[
     return keep
 
 
-_limits = st.sampled_from([GREETING_LIMITS, ROOMY, WELCOME_LIMITS, Limits(2**26, 2**36)])
+_limits = st.sampled_from([GREETING_LIMITS, ROOMY, WELCOME_LIMITS, OFFER_LIMITS, Limits(2**26, 2**36)])
 
 # --- frames and messages --------------------------------------------------------------------------
 
@@ -105,6 +105,24 @@ def any_value_in_any_field(word, changes, limits):
     decoders.check_message(msgspec.msgpack.encode(word), limits)
 
 
+# --- code -----------------------------------------------------------------------------------------
+
+_names = st.sampled_from(["train.py", "lib/a.py", "LIB/b.py", "json.py"]) | st.text(
+    alphabet="aA./\\\0py", max_size=9
+)
+_contents = st.binary(max_size=9) | st.sampled_from([b"# coding: utf-7\n", b"x = 1\n"])
+
+
+@holds(
+    1000,
+    files=st.dictionaries(_names, _contents, max_size=4),
+    is_honest=st.booleans(),
+    more=st.binary(max_size=2),
+)
+def any_files_as_code(files, is_honest, more):
+    decoders.check_code({"train.py": b"x = 1\n", **files}, more, is_honest=is_honest)
+
+
 # --- batches --------------------------------------------------------------------------------------
 
 _sizes = st.integers(0, 9) | st.sampled_from([255, 2**31, 2**32, 2**61, 2**62 - 1])
@@ -116,12 +134,18 @@ _tensors = st.builds(
     st.booleans(),
 )
 _keys = st.none() | st.booleans() | st.integers(0, 9) | st.floats() | st.text(max_size=3)
+_kinds = st.sampled_from(
+    [":Pair", ":Plain", ":Mapping", "collections:UserDict", "os:system", "builtins:type"]
+)
+_fields = st.just(["left", "right"]) | st.lists(st.sampled_from(["left", "right", "__class__"]), max_size=3)
 _items: st.SearchStrategy[Item] = st.recursive(
     _tensors | st.builds(Value, inputs.scalars) | st.builds(Bytes, st.binary(max_size=4)),
     lambda inner: (
         st.builds(ListOf, st.lists(inner, max_size=4))
         | st.builds(TupleOf, st.lists(inner, max_size=4))
         | st.builds(DictOf, st.lists(_keys, max_size=3), st.lists(inner, max_size=3))
+        | st.builds(RecordOf, _kinds, _fields, st.lists(inner, max_size=3))
+        | st.builds(MappingOf, _kinds, st.lists(_keys, max_size=3), st.lists(inner, max_size=3))
     ),
     max_leaves=6,
 )

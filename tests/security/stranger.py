@@ -13,7 +13,7 @@ import torch
 from tests.processes import HERE
 from tests.system import jobs
 from w5xde.learn.job.node_setup import prepare_node
-from w5xde.messages import PROTOCOL_VERSION, Hello, Message, Ready, Welcome
+from w5xde.messages import PROTOCOL_VERSION, Beat, Hello, Message, Ready, Welcome
 from w5xde.protocol.wire import Body, Decoder, Limits, encode
 from w5xde.runtime.net import tls
 from w5xde.ticket import Ticket
@@ -48,17 +48,25 @@ class Stranger:
         self.say(Hello(**{**fields, **changes}))
 
     def hear(self) -> Message | None:
-        """Return the next message, or None if the other side hung up."""
-        while not self._frames:
-            try:
-                count = self.sock.recv_into(self._decoder.get_buffer())
-            except (ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
-                return None
-            if not count:
-                return None
+        """Return the next message that is not a heartbeat, or None if the other side hung up."""
+        while True:
+            while not self._frames:
+                if not self._receive():
+                    return None
+            message, self.body = self._frames.pop(0)
+            # A coordinator may send heartbeats at any time; on a busy machine one comes before an answer.
+            if not isinstance(message, Beat):
+                return message
+
+    def _receive(self) -> bool:
+        """Decode what arrives next; return False if the other side hung up."""
+        try:
+            count = self.sock.recv_into(self._decoder.get_buffer())
+        except (ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            return False
+        if count:
             self._frames += self._decoder.buffer_updated(count)
-        message, self.body = self._frames.pop(0)
-        return message
+        return count > 0
 
     def get_ready(self, spoil: Callable[[bytes], bytes] = lambda proof: proof) -> None:
         """Compute the canary as a node does after its greeting; `spoil` changes the answer that is sent."""

@@ -95,6 +95,8 @@ class Books:
         self._hands: dict[str, Hand] = {}
         self._there: dict[int, set[int]] = {}
         self._failures: dict[tuple[int, int], list[str]] = {}
+        # Places of steps with a batch that could not be read.
+        self._unreadable: set[tuple[int, int]] = set()
         self._version = core.view.version
         # Steps and stretches that were decided in this life, in all and before each lease.
         self._updates = 0
@@ -107,6 +109,8 @@ class Books:
         self._started_at = math.inf
         # Of training, in earlier lives.
         self._seconds = core.view.seconds(0.0)
+        # In a pool: the number of the caller's weights in each call.
+        self.weights: dict[int, int] = {}
         # Our own time, with and without the moments for which nobody is blamed.
         self._ticked_at = now
         self._awake = self._strict = 0.0
@@ -122,7 +126,9 @@ class Books:
             # After the end the core takes no notice of nodes any more.
             case ev.Left() if not self.is_over:
                 self._gone(event.node)
-            case ev.Answered() | ev.Failed() | ev.Dropped() if not self.is_over:
+            case ev.Answered() | ev.Measured() | ev.Failed() | ev.Dropped() | ev.Unreadable() if (
+                not self.is_over
+            ):
                 self._returned(event)
             case ev.Ticked():
                 self._tick(now)
@@ -152,7 +158,8 @@ class Books:
         match effect:
             case ev.Assign():
                 self._assigned(effect, was_closing)
-                self._started_at = min(self._started_at, now)
+                if not effect.leases[0].step.validates:
+                    self._started_at = min(self._started_at, now)
             case ev.CancelLeases():
                 for number in effect.leases:
                     lease = self._outstanding.pop(number, None)
@@ -161,7 +168,7 @@ class Books:
                     )
             case ev.Reject():
                 require(
-                    isinstance(event, ev.Answered | ev.Failed | ev.Verified)
+                    isinstance(event, ev.Answered | ev.Measured | ev.Failed | ev.Verified)
                     and event.node == effect.node
                     and effect.lease in leases_of(event),
                     f"{effect} answers {event}",
@@ -172,7 +179,12 @@ class Books:
                     del self._outstanding[effect.lease]
                     if effect.reason.startswith("its norm"):
                         self._has_failed(held)
+            case ev.KeepMeasures():
+                lease = effect.lease
+                require(lease.step.validates, f"{lease} is of a step, and is measured")
+                require(self._outstanding.pop(lease.id, None) == lease, f"{effect} is not outstanding")
             case ev.Fold():
+                require(not effect.lease.step.validates, f"{effect} of a validation")
                 self._may_fold(event, effect.lease)
                 self._folded(effect.lease)
             case ev.Step():
@@ -200,6 +212,8 @@ class Books:
             case ev.Expire():
                 for number in effect.leases:
                     self._outstanding.pop(number, None)
+            case ev.SetAside(is_all=True):
+                self._may_give_up(event, effect)
             case ev.SetAside():
                 self._may_set_aside(effect)
             case ev.Note(kind="epoch"):
@@ -221,17 +235,21 @@ class Books:
             wrong = self._wrong_with(lease, effect.node, was_closing)
             if wrong:
                 raise AssertionError(f"{lease} {wrong}")
-            self._begun = max(self._begun, lease.step.index + lease.step.steps - 1)
+            if not lease.step.validates:
+                self._begun = max(self._begun, lease.step.index + lease.step.steps - 1)
             self._updates_at[lease.id] = self._updates
             self._has_stretched |= lease.step.apart
             self.leases[lease.id] = self._outstanding[lease.id] = lease
             hand.leases.add(lease.id)
-        allowed = 1 if self._scenario.mode == "async" else WINDOW_LEASES
+        is_single = self._scenario.mode == "async" and not self._scenario.validation
+        allowed = 1 if is_single else WINDOW_LEASES
         held = len(hand.leases)
         require(held <= allowed, f"{effect.node} holds {held} leases, {allowed} are allowed")
 
     def _wrong_with(self, lease: Lease, node: str, was_closing: bool) -> str:
         step = lease.step
+        if step.validates:
+            return self._wrong_with_validation(lease, node)
         if self._scenario.is_rounds and step.steps != self._steps_of(step):
             return f"is of a round of {step.steps} steps, {self._steps_of(step)} were planned"
         planned = (
@@ -253,15 +271,27 @@ class Books:
             return "begins although the run is to stop"
         return "" if (step.epoch, step.first, step.sizes) == planned else "is not as planned"
 
+    def _wrong_with_validation(self, lease: Lease, node: str) -> str:
+        if lease.id in self.leases or lease.node != node:
+            return f"is given twice, or to {node}"
+        if lease.version != self._version:
+            return f"is of another version than {self._version}"
+        if not is_aligned(lease.span, lease.step.count):
+            return "is no part of the tree"
+        return "" if lease.step.sizes == self._scenario.validation else "is of another set"
+
     def _steps_of(self, plan: StepPlan) -> int:
         """How many versions the step makes, a round as many as were planned for it."""
         if self._scenario.is_rounds:
             return self._scenario.rounds[plan.index] if plan.index >= 0 else 1
         return plan.steps
 
-    def _returned(self, event: ev.Answered | ev.Failed | ev.Dropped) -> None:
+    def _returned(self, event: ev.Answered | ev.Measured | ev.Failed | ev.Dropped | ev.Unreadable) -> None:
         if event.node in self._hands:
             self._hands[event.node].leases.difference_update(leases_of(event))
+        if isinstance(event, ev.Unreadable):
+            step = self.leases[event.lease].step
+            self._unreadable |= {(step.index, (batch - step.first) % step.count) for batch in event.reasons}
         lease = self._outstanding.get(event.lease) if isinstance(event, ev.Failed) else None
         if lease is not None and lease.node == event.node:
             self._has_failed(lease)
@@ -301,16 +331,37 @@ class Books:
             self._outstanding[number] = replace(lease, version=min(lease.version, self._version))
 
     def _may_set_aside(self, effect: ev.SetAside) -> None:
+        require(not self._scenario.is_pool, f"{effect}, and the rest of its call goes on")
         plan, (start, stop) = effect.plan, effect.span
         for batch in range(start, stop):
-            failures = self._failures.get((plan.index, batch), [])
-            require(len(failures) >= ATTEMPTS_MAX, f"{effect} after {len(failures)} failures")
-            others = self._able(plan.leaf_batches) - set(failures)
-            is_enough = len(set(failures)) >= failing_nodes_required(len(self._hands))
-            require(is_enough or not others, f"{effect}, but only {set(failures)} tried")
+            if (plan.index, batch) not in self._unreadable:
+                self._have_failed(effect, self._failures.get((plan.index, batch), []))
             keys = {(plan.epoch, each) for each in batches_in(plan, batch)}
             require(not keys & self._aside, f"{effect} once more")
             self._aside |= keys
+
+    def _have_failed(self, effect: ev.SetAside, failures: list[str]) -> None:
+        """Enough nodes have tried a batch, and often enough, to do without it."""
+        require(len(failures) >= ATTEMPTS_MAX, f"{effect} after {len(failures)} failures")
+        others = self._able(effect.plan.leaf_batches) - set(failures)
+        is_enough = len(set(failures)) >= failing_nodes_required(len(self._hands))
+        require(is_enough or not others, f"{effect}, but only {set(failures)} tried")
+
+    def _may_give_up(self, event: ev.Event, effect: ev.SetAside) -> None:
+        """A call is given up by its caller, or by one of its batches that failed everywhere it was tried."""
+        plan = effect.plan
+        require(self._scenario.is_pool and effect.span == (0, plan.count), f"{effect} in a run")
+        tried = [self._failures.get((plan.index, batch), []) for batch in range(plan.count)]
+        enough = failing_nodes_required(len(self._hands))
+        hopeless = [
+            each
+            for each in tried
+            if len(each) >= ATTEMPTS_MAX and (len(set(each)) >= enough or not self._able(1) - set(each))
+        ]
+        require(isinstance(event, ev.Withdrawn | ev.Undone) or bool(hopeless), f"{effect} after {event}")
+        self._aside |= {(plan.epoch, plan.first + batch) for batch in range(plan.count)}
+        self._there.pop(plan.index, None)
+        self._version += 1
 
     def _able(self, batches: int) -> set[str]:
         """The nodes that surely can be lent so many batches at once.
@@ -324,7 +375,8 @@ class Books:
         plan = effect.plan
         aside = {batch for epoch, batch in self._aside if epoch == plan.epoch}
         if self._scenario.mode != "async":
-            ours = canonical(leaves_in(plan, effect.version, self._counter.start))
+            computed_on = self.weights[plan.epoch] if self._scenario.is_pool else effect.version
+            ours = canonical(leaves_in(plan, computed_on, self._counter.start))
             require(total == without(ours, aside), f"step {plan.index} is summed as {total}")
         else:
             # Parts of a step that failed in between, or of which a batch was set aside, are as old as they
@@ -394,10 +446,14 @@ class Books:
 
     def _finished(self, finish: ev.Finish) -> None:
         progress, applied = self._core.view.progress, self._counter.version
+        if self._scenario.is_pool:
+            applied = len(self.stepped_at)  # calls that were given up make versions too
         require(progress.steps <= applied, f"{progress.steps} steps are counted, {applied} applied")
         if found := re.match(r"no node can hold the (\d+) batches", finish.error):
             able = self._able(int(found[1]))
             require(not able, f"given up although {able} are there: {finish.error}")
+            return
+        if finish.error and self._unreadable:
             return
         if finish.error:
             worst = max(self._failures.values(), key=len, default=[])
@@ -422,5 +478,7 @@ class Books:
             )
 
 
-def leases_of(event: ev.Answered | ev.Failed | ev.Verified | ev.Dropped) -> Sequence[int]:
+def leases_of(
+    event: ev.Answered | ev.Measured | ev.Failed | ev.Verified | ev.Dropped | ev.Unreadable,
+) -> Sequence[int]:
     return event.leases if isinstance(event, ev.Answered) else [event.lease]

@@ -29,13 +29,14 @@ from tests.sim.fakes import (
 )
 from tests.sim.machine import Gate, Line, Machine
 from tests.sim.rounds import CountedRounds
+from tests.sim.validation import FakeValidation
 from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore
 from w5xde.control.pool.members import BEAT_SECONDS
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.plan import Plan
 from w5xde.messages import Beat, Bye, Update
-from w5xde.runtime.coordinator.setup import first_records
+from w5xde.runtime.coordinator.opening import first_records
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.ledger import Ledger
 from w5xde.runtime.durable.resume import Restored, restore
@@ -80,6 +81,43 @@ class WatchedPipeline(Pipeline):
         super().perform(effect)
 
 
+class Caller:
+    """The loop of a pool's user: calls, waits, gives up now and then, and changes its weights in between."""
+
+    def __init__(self, coordinator: SimulatedCoordinator) -> None:
+        self._coordinator = coordinator
+        self._rng = random.Random(f"{coordinator.world.scenario.seed} caller")
+        self._waits_for: int | None = None
+        # A number for the weights as they are, and the versions since which their parts are so.
+        self.weights = self.moved_at = self.fixed_at = 0
+
+    def call(self, epoch: int) -> None:
+        coordinator, scenario = self._coordinator, self._coordinator.world.scenario
+        if epoch == len(scenario.epochs):
+            return
+        if self._rng.random() < 0.7:
+            self.weights += 1
+            self.moved_at = coordinator.counter.version
+            if self._rng.random() < 0.3:
+                self.fixed_at = self.moved_at
+        self._waits_for = epoch
+        coordinator.books.weights[epoch] = self.weights
+        coordinator.tell(ev.Called(epoch, list(scenario.epochs[epoch])))
+        if self._rng.random() < 0.3:
+            usual = len(scenario.epochs[epoch]) * max(scenario.nodes)
+            coordinator.later(self._rng.uniform(0, usual), self._give_up, epoch)
+
+    def _give_up(self, epoch: int) -> None:
+        if self._waits_for == epoch:
+            self._coordinator.tell(ev.Withdrawn(epoch, "its caller gave it up"))
+
+    def hears(self, epoch: int) -> None:
+        """A call has ended, in whatever way: go on, after a while or at once."""
+        require(self._waits_for == epoch, f"call {epoch} ends, and {self._waits_for} was waited for")
+        self._waits_for = None
+        self._coordinator.later(self._rng.choice((0.0, 0.01, 0.3)), self.call, epoch + 1)
+
+
 class SimulatedCoordinator:
     """One life, from what is on the disk to its end. `past` is the last life before that got to work."""
 
@@ -118,10 +156,12 @@ class SimulatedCoordinator:
         # Leases whose answers have arrived.
         self._received: set[int] = set()
         self.released = Released()
+        self.caller = Caller(self) if scenario.is_pool else None
+        self.validation = FakeValidation(self)
         learner = CountingLearner(self)
         self._tasks = FakeTasks(self, learner)
         parameters = FakeParameters(self, learner)
-        model = ModelPorts(learner, WatchedSums(), FakeReader(scenario), parameters)
+        model = ModelPorts(learner, WatchedSums(is_pool=scenario.is_pool), FakeReader(scenario), parameters)
         ports = Ports(
             clock=lambda: world.now,
             tasks=self._tasks,
@@ -129,9 +169,11 @@ class SimulatedCoordinator:
             batches=FakeBatches(self),
             model=cast(ModelPorts, model),
             verifier=FakeRecheck(self),
+            validation=self.validation,
         )
+        self._meters = Meters()
         budget_bytes = BUDGET_UPDATES * scenario.vector_bytes
-        self._pipeline = WatchedPipeline(self.core, self.journal, ports, Meters(), self, budget_bytes)
+        self._pipeline = WatchedPipeline(self.core, self.journal, ports, self._meters, self, budget_bytes)
         self._pipeline.about_to = self._about_to
         records = first_records(
             "run", self.journal.life, scenario.mode, scenario.durability, self.core, self.restored
@@ -141,7 +183,9 @@ class SimulatedCoordinator:
         self._writer = Writer(self)
         self.journal.start(self._tasks, self._writer, self.tell, world.say)
         world.at(world.now + scenario.tick_seconds, self.gate.enter, self._tick)
-        if scenario.is_stream:
+        if self.caller is not None:
+            self.caller.call(0)
+        elif scenario.is_stream:
             self._discover(self.core.view.plan.cursor.epoch, self.core.view.plan.cursor.first)
 
     def _make_core(self) -> WatchedCore:
@@ -160,6 +204,7 @@ class SimulatedCoordinator:
             scenario.seconds_limit,
             incarnation=self.journal.life,
             skip_bad_batches=scenario.skip_bad_batches,
+            all_or_nothing=scenario.is_pool,
             save_seconds=scenario.save_seconds,
             save_steps=scenario.save_steps,
             logs_steps=self.journal.steps is not None,
@@ -173,12 +218,16 @@ class SimulatedCoordinator:
             looks_ahead=scenario.mode == "async",
             stretches=scenario.stretches,
             robust=scenario.rule,
+            evaluates=bool(scenario.validation),
+            evaluate_every=scenario.evaluate_every,
+            evaluation_policy=scenario.evaluation_policy,
+            validation_sizes=scenario.validation,
         )
         cut = self.restored.cut if self.restored is not None else None
         chance = random.Random(f"{scenario.seed} verify {self.world.lives}")
         return WatchedCore(plan, settings, cut, chance)
 
-    def _load(self, files: Mapping[str, bytes]) -> None:
+    def _load(self, files: Mapping[str, bytes], life: int) -> None:
         self.counter.load(files)
         self.rounds.restored()
 
@@ -206,6 +255,8 @@ class SimulatedCoordinator:
             self.decided[effect.version] = effect
         elif isinstance(effect, ev.Assign):
             self._assigned.update(dict.fromkeys([lease.id for lease in effect.leases], self._ticks))
+            if effect.leases[0].step.validates:
+                self.validation.began(effect.leases[0])
         elif isinstance(effect, ev.SetAside):
             leaves = range(effect.span.start, effect.span.stop)
             keys = [(effect.plan.epoch, batch) for leaf in leaves for batch in batches_in(effect.plan, leaf)]
@@ -246,7 +297,7 @@ class SimulatedCoordinator:
             return
         sizes = self._scenario.epochs[epoch]
         is_over = batch == len(sizes)
-        self.tell(ev.Discovered(epoch, 0 if is_over else sizes[batch]))
+        self.tell(ev.Discovered(epoch, [0 if is_over else sizes[batch]]))
         reading = self.rng.uniform(0, self._scenario.reading_seconds)
         self.later(reading, self._discover, *((epoch + 1, 0) if is_over else (epoch, batch + 1)))
 
@@ -383,6 +434,8 @@ class SimulatedCoordinator:
                 self.tell(ev.Dropped(name, answer.lease))
             elif answer.failure:
                 self.tell(ev.Failed(name, answer.lease, answer.failure))
+            elif answer.metrics:
+                self.tell(ev.Measured(name, answer.lease))
             else:
                 self.tell(ev.Answered(name, [answer.lease], 0.001, norms=[next(norms)]))
 
@@ -400,13 +453,22 @@ class SimulatedCoordinator:
         """The books know whether a ban is just."""
 
     def evaluate(self, effect: ev.Evaluate) -> None:
-        raise AssertionError("nothing is evaluated here")
+        self.validation.measure_here(effect)
+
+    def kept_facts(self) -> dict[str, Any]:
+        return self._meters.kept()
 
     def note(self, effect: ev.Note) -> None:
         """The trace has it."""
 
+    def given_up(self, effect: ev.SetAside) -> None:
+        if self.caller is None:
+            raise AssertionError(f"{effect} in a run")
+        self.caller.hears(effect.plan.epoch)
+
     def stepped(self, applied: list[Applied]) -> None:
-        """The books have it."""
+        for each in applied if self.caller is not None else ():
+            self.caller.hears(each.step.plan.epoch)
 
     def learner_broke(self, error: BaseException) -> None:
         raise AssertionError(f"the learner broke: {type(error).__name__}: {error}") from error

@@ -14,19 +14,22 @@ from typing import TYPE_CHECKING, Any, cast
 from tests.sim.books import require
 from tests.sim.counter import LIE, Counter, Sum, column, leaves_of, start_of
 from tests.sim.scenario import Scenario
+from tests.sim.validation import is_true
 from w5xde.compression import NONE
 from w5xde.control import events as ev
 from w5xde.control.steps.leases import Lease
-from w5xde.learn.data.payload import Packed
+from w5xde.learn.data.payload import Packed, ReadBatch, UnreadableBatch
 from w5xde.learn.model.layout import Blueprint
 from w5xde.learn.model.route import is_large
 from w5xde.learn.rounds.replica import Replica
 from w5xde.learn.step.incoming import DiscardedVector
 from w5xde.learn.step.sums import Contribution, Decided, Leased, StepNotFinite, Total, TreeSums
-from w5xde.messages import Layout, Params, StepRates, Update, Value
+from w5xde.message_types import Call, MetricRows, StepRates, Value
+from w5xde.messages import Layout, Params, Update
+from w5xde.runtime.coordinator.call_ports import NOTHING, WHOLE, part_lacked
 from w5xde.runtime.coordinator.round_parameters import RoundParameters
 from w5xde.runtime.pipeline.peer import Peer, SentParams
-from w5xde.runtime.pipeline.ports import ParameterFrame, Snapshot
+from w5xde.runtime.pipeline.ports import ParameterFrame, SentLease, Snapshot
 
 if TYPE_CHECKING:
     from tests.sim.coordinator import SimulatedCoordinator
@@ -89,6 +92,7 @@ class FakeReader:
     """Reads sums instead of numbers."""
 
     trained: frozenset[int] = frozenset()
+    weighs = False
 
     def __init__(self, scenario: Scenario) -> None:
         self.vector_bytes = scenario.vector_bytes
@@ -111,16 +115,17 @@ class FakeReader:
 class WatchedSums(TreeSums):
     """The real sums, of vectors that are expressions; of the right updates, and none of them a lie."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_pool: bool = False) -> None:
         super().__init__(Blueprint(Layout([])), cast(Any, None))
+        self.is_pool = is_pool
 
     def add(self, lease: Leased, given: Contribution, staleness: int) -> None:
         vector = cast(SumVector, given.vector)
         require(vector.total != LIE, f"a lie is folded: {lease}")
         oldest = min(version for _, _, version in leaves_of(vector.total))
-        require(
-            oldest >= cast(Lease, lease).version, f"{lease} was computed on version {oldest}: versions old"
-        )
+        # The leaves of a pool have the number of the caller's weights instead, which the books compare.
+        is_old = not self.is_pool and oldest < cast(Lease, lease).version
+        require(not is_old, f"{lease} was computed on version {oldest}: versions old")
         vector.leases.add(lease.id)
         super().add(lease, given, staleness)
 
@@ -147,6 +152,7 @@ class CountingLearner:
         return self._counter.version
 
     is_whole = True
+    learning_rates: Sequence[float] = ()
     # Of the layout of its vectors nothing is asked here.
     vector_bytes = 0
     flat = SimpleNamespace(blueprint=SimpleNamespace(groups=[]))
@@ -160,6 +166,8 @@ class CountingLearner:
         if self.can_roll_back and self._world.spoils(step.plan.index):
             raise StepNotFinite(f"step {step.plan.index} is spoiled")
         (total,) = map(self._sum, totals)
+        is_open = self._coordinator.validation.open_version is not None
+        require(not is_open, f"step {step.plan.index} is made in the middle of a validation")
         self._coordinator.books.summed(step, total)
         self._world.point("apply")
         self._coordinator.apply(step, total)
@@ -167,6 +175,9 @@ class CountingLearner:
         self._coordinator.released.may_release(step.plan.keys)
         self.busy_seconds += self._coordinator.rng.uniform(0, self._world.scenario.learner_seconds)
         return [0.0] * len(totals)
+
+    def skip(self) -> None:
+        self._counter.version += 1
 
     def apply_all(self, totals: list[Total]) -> tuple[list[float], BaseException | None]:
         losses: list[float] = []
@@ -249,11 +260,14 @@ class FakeBatches:
         self._seconds = coordinator.world.scenario.reading_seconds
 
     def at_once(self, keys: list[Key]) -> dict[Key, Packed] | None:
-        return None if self._seconds else {key: self._read(key) for key in keys}
+        must_read = self._seconds or any(map(self._coordinator.world.is_unreadable, keys))
+        return None if must_read else {key: self._read(key) for key in keys}
 
-    def get(self, key: Key, done: Callable[[Packed], None]) -> None:
-        packed = self._read(key)
-        self._coordinator.later(self._coordinator.rng.uniform(0, self._seconds), done, packed)
+    def get(self, key: Key, done: Callable[[ReadBatch], None]) -> None:
+        read: ReadBatch = self._read(key)
+        if self._coordinator.world.is_unreadable(key):
+            read = UnreadableBatch("it is torn")
+        self._coordinator.later(self._coordinator.rng.uniform(0, self._seconds), done, read)
 
     def release(self, keys: list[Key]) -> None:
         self._coordinator.released.release(keys)
@@ -261,7 +275,9 @@ class FakeBatches:
     def _read(self, key: Key) -> Packed:
         self._coordinator.released.require_kept(key)
         epoch, batch = key
-        return Packed(self._coordinator.world.scenario.epochs[epoch][batch], Value(None), [], 0)
+        call = Call("loss") if self._coordinator.caller is not None else None
+        samples = self._coordinator.world.scenario.epochs[epoch][batch]
+        return Packed(samples, Value(None), [], 0, call=call)
 
 
 class FakeParameters:
@@ -283,6 +299,11 @@ class FakeParameters:
         self._learner.busy_seconds += self._coordinator.rng.uniform(0, seconds)
         if self._rounds is not None:
             return self._rounds.get(peer, whole=whole, ahead=ahead)
+        caller = self._coordinator.caller
+        if caller is not None:
+            lacked, weights = part_lacked(caller, peer.params.version), str(caller.weights).encode()
+            frame = ParameterFrame(Params(self._counter.version, lacked == WHOLE), [memoryview(weights)])
+            return Snapshot(self._counter.version, [] if lacked == NOTHING else [frame], 0)
         before, version = peer.params.version, self._counter.version
         require(whole == (before < 0), f"{peer.name} is sent whole={whole} after {before}")
         return Snapshot(version, [ParameterFrame(Params(version, whole), [])], 0)
@@ -310,10 +331,10 @@ class FakeRecheck:
         needed = set(self._sent.values())
         self._kept = {of: kept for of, kept in self._kept.items() if of in needed} | {sent: params}
 
-    def sent(self, sent: SentParams, lease: Lease, batches: list[Packed], rates: StepRates | None) -> None:
+    def sent(self, sent: SentParams, lease: Lease, work: SentLease) -> None:
         require(sent in self._kept, f"{sent} of {lease} was not kept")
         require(sent.ahead == lease.ahead, f"{lease} was sent with parameters that look {sent.ahead} ahead")
-        require(len(batches) == lease.batches, f"{lease} was sent with {len(batches)} batches")
+        require(len(work.batches) == lease.batches, f"{lease} was sent with {len(work.batches)} batches")
         self._sent[lease.id] = sent
 
     def verify(self, lease: Lease, given: Contribution) -> None:
@@ -328,6 +349,12 @@ class FakeRecheck:
             require(total == column(start, leaves_of(total)), f"{lease} is verified on another replica")
         seconds = self._coordinator.rng.uniform(0, self._coordinator.world.scenario.verifying_seconds)
         event = ev.Verified(lease.node, lease.id, "it is a lie" if is_lie else "")
+        self._coordinator.later(seconds, self._coordinator.tell, event)
+
+    def verify_measures(self, lease: Lease, rows: MetricRows) -> None:
+        require(lease.id in self._sent, f"{lease} is verified, and was not kept for that")
+        seconds = self._coordinator.rng.uniform(0, self._coordinator.world.scenario.verifying_seconds)
+        event = ev.Verified(lease.node, lease.id, "" if is_true(lease, rows) else "it is a lie")
         self._coordinator.later(seconds, self._coordinator.tell, event)
 
 

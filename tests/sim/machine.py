@@ -14,6 +14,7 @@ from tests.sim.books import canonical, require
 from tests.sim.counter import LIE, Sum
 from tests.sim.fakes import Arriving
 from tests.sim.rounds import NodeReplica
+from tests.sim.validation import measured
 from w5xde.control import node as nd
 from w5xde.messages import Answer, Beat, Bye, Cancel, Difference, Loan, Message, Params, Update, Work
 from w5xde.protocol.session import Session
@@ -123,7 +124,19 @@ class Line:
         if self.is_open_here:
             may_hear = self.peer.is_ready or isinstance(message, Beat)
             require(may_hear, f"{self.peer.name} is told {type(message).__name__} before it is ready")
+            if isinstance(message, Work):
+                self._check_places(message)
             self.to_node(self.machine.receive, message, b"".join(pieces))
+
+    def _check_places(self, work: Work) -> None:
+        """Every lease says which step of the plan it is of, or with which its steps begin."""
+        for loan in work.loans:
+            lease = self.coordinator.core.view.lease(loan.lease)
+            require(lease is not None, f"lease {loan.lease} is sent, but is not outstanding")
+            if lease is not None and lease.step.index >= 0:
+                epoch, first, _ = self._world.scenario.steps[loan.step]
+                is_there = (epoch, first) == (loan.epoch, lease.step.first)
+                require(is_there, f"{lease} is sent as step {loan.step}")
 
     def go_on(self) -> None:
         self.coordinator.go_on(self)
@@ -309,7 +322,9 @@ class Machine:
         if isinstance(message, Work):
             self._begin(self._line, message)
             return
-        if not self._world.scenario.is_rounds:
+        if self._world.scenario.is_pool:
+            self._version = int(body)  # of the caller's weights
+        elif not self._world.scenario.is_rounds:
             self._version = message.version
         elif isinstance(message, Params):
             self.replica.load(message, body)
@@ -324,7 +339,9 @@ class Machine:
         if not self._world.scenario.can_hold(self.name, batches):
             self._drop(line, work)
             return
-        if not self._world.scenario.is_rounds:
+        if self._world.scenario.is_pool:
+            require(work.call is not None, f"{self.name} is not told how to compute {work}")
+        elif not self._world.scenario.is_rounds:
             require(work.version == self._version, f"{self.name} has {self._version}, and is sent {work}")
         elif not self.replica.fits(work):
             self._drop(line, work, differs=True)
@@ -359,6 +376,12 @@ class Machine:
         """One sum for all batches of a lease, what a column comes to, or a lie."""
         lie = self._world.lie(self)
         scenario = self._world.scenario
+        if loan.validates:
+            version = self.replica.version if scenario.is_rounds else self._version
+            # Only with --verify is a lie about a metric found.
+            untrue = int(lie > 0 and scenario.verify == 1.0)
+            rows = [measured(version + untrue, batch.index) for batch in loan.batches]
+            return Answer(loan.lease, seconds=self.batch_seconds * len(rows), metrics=rows), [], []
         if lie:
             total = LIE
         elif scenario.is_rounds:

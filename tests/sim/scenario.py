@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from w5xde.control.steps.plan import StepPlan
+from w5xde.control.validation_decisions import ALONE_SECONDS
 from w5xde.learn.model.route import LARGE_BYTES_MIN, is_large
 from w5xde.messages import Loan
 from w5xde.specs.robust_rule import Robust, parse_robust
@@ -46,6 +47,8 @@ FAULTS = (
 _OF_NUMBERS = ("liar", "steep", "spoiled")
 # Only in rounds mode: the replica of a node is not what it should be, now and then.
 DAMAGE = "damage"
+# Only where any batch can be read at any time: the data set fails on some of them.
+UNREADABLE = "unreadable"
 # Seeds with these remainders of 16 are runs in rounds: all but the fourth like most, that one deadly.
 ROUNDS = (1, 6, 9, 7, 14)
 _DEADLY = ("rot", "revenant", "failure", "broken", "cut")
@@ -127,6 +130,12 @@ class Scenario:
     round_growth: int = 0
     # How many batches at once the last node has memory for; 0: any number.
     memory_batches: int = 0
+    # A pool: each epoch is a call, which a caller gives when the one before has ended, and may give up.
+    is_pool: bool = False
+    # The sizes of the batches of a validation set, if nodes measure one; and when, and what waits for it.
+    validation: tuple[int, ...] = ()
+    evaluate_every: int | None = None
+    evaluation_policy: str = "wait"
     steps: tuple[tuple[int, int, tuple[int, ...]], ...] = field(init=False)
     # The number of steps of each round, by its first step; empty in other modes.
     rounds: dict[int, int] = field(init=False)
@@ -161,6 +170,14 @@ class Scenario:
             elif index in self.rounds:
                 place = self.planned(index, self.rounds[index])
                 yield StepPlan(index, *place, ends_epoch=False, columns=len(sizes))
+
+    @property
+    def validations(self) -> set[int]:
+        """The versions after each epoch, if they are to be validated."""
+        if not self.validation or self.evaluate_every:
+            return set()
+        ends = {epoch: index + 1 for index, (epoch, _, _) in enumerate(self.steps)}
+        return set(ends.values())
 
     @property
     def is_rounds(self) -> bool:
@@ -228,12 +245,62 @@ class Scenario:
             overheads += len(self.steps) * 4.0 * self.loss_chance
         # Twice, because it may be computing what was just made superfluous; a minute for silence and backoff.
         step_batches = self.step_batches * max(1, self.round_most)
+        if self.is_pool:
+            step_batches = max(len(sizes) for _, _, sizes in self.steps)
+            overheads += len(self.steps)  # the caller takes its time
         alone = 60.0 + 2 * self.batches * slowest + overheads + 4 * step_batches * slowest
+        if self.validation:
+            # After each epoch or some steps, and at the end; and without nodes a while is waited for one.
+            validations = len(self.steps) // self.evaluate_every if self.evaluate_every else len(self.epochs)
+            rests = len(self.blows) * ALONE_SECONDS
+            alone += rests + 2 * (validations + 2) * (len(self.validation) * slowest + overheads)
         # Each life may have to begin anew.
         return self.quiet_at + alone + len(self.deaths) * (alone + self.starting_seconds)
 
+    def is_unreadable(self, epoch: int, batch: int) -> bool:
+        """Whether the data set fails on a batch, until somebody mends it: one in eight."""
+        is_bad = random.Random(f"{self.seed} {epoch} {batch} unreadable").random() < 0.125
+        return UNREADABLE in self.faults and is_bad
+
+    @staticmethod
+    def pool_of_seed(seed: int) -> Scenario:
+        """A pool with the nodes and the faults that a run of this seed would have; nothing is kept of it."""
+        rng, scenario = random.Random(f"{seed} pool"), _of_seed(seed)
+        epochs = tuple((scenario.batch_size,) * rng.randint(1, 24) for _ in range(rng.randint(2, 12)))
+        kept = {"kill", "power", "full", "rot", "revenant", "stop"}
+        return replace(
+            scenario,
+            is_pool=True,
+            mode="sync",
+            is_stream=True,
+            epochs=epochs,
+            step_batches=65536,
+            epoch_limit=len(epochs),
+            step_limit=None,
+            seconds_limit=None,
+            faults=tuple(fault for fault in scenario.faults if fault not in kept),
+            blows=tuple(blow for blow in scenario.blows if blow.kind not in {"full", "broken", "stop"}),
+            reading_seconds=0.0,
+            robust="off",
+            durability="checkpoint",
+            save_seconds=None,
+            save_steps=None,
+            skip_bad_batches=True,
+            deaths=(),
+            vector_bytes=rng.choice((1000, 4 * LARGE_BYTES_MIN)),
+            transfer_seconds=rng.choice((0.0, 0.01, 0.3)),
+        )
+
     @staticmethod
     def of_seed(seed: int) -> Scenario:
+        scenario = _validated(Scenario._readable(seed))
+        # Drawn on its own, so that what else a seed means does not depend on it.
+        if scenario.is_stream or random.Random(f"{seed} unreadable").random() < 0.4:
+            return scenario
+        return replace(scenario, faults=(*scenario.faults, UNREADABLE))
+
+    @staticmethod
+    def _readable(seed: int) -> Scenario:
         if seed % 8 == 5:
             scenario = replace(
                 _of_seed(seed), mode="async", step_batches=1, durability="checkpoint", robust="off"
@@ -251,6 +318,20 @@ class Scenario:
             return scenario
         seconds = large.choice((0.0, 0.01, 0.3, 1.5))
         return replace(scenario, vector_bytes=4 * LARGE_BYTES_MIN, transfer_seconds=seconds)
+
+
+def _validated(scenario: Scenario) -> Scenario:
+    """Let nodes measure a validation set in some runs. Drawn on its own, like other late inventions."""
+    chance = random.Random(f"{scenario.seed} validation")
+    if chance.random() < 0.6:
+        return scenario
+    sizes = (chance.randint(1, 4),) * chance.randint(1, 12)
+    return replace(
+        scenario,
+        validation=sizes,
+        evaluate_every=chance.choice((None, 2, 5)),
+        evaluation_policy=chance.choice(("wait", "skip", "hold")),
+    )
 
 
 def _of_seed(seed: int) -> Scenario:

@@ -18,9 +18,11 @@ from w5xde.control.answers import Answers
 from w5xde.control.modes import sync as modes
 from w5xde.control.modes.async_mode import AsyncMode
 from w5xde.control.modes.sync import SyncMode
+from w5xde.control.modes.validation import Validation
 from w5xde.control.node import NodeCore
 from w5xde.control.pool.members import Members
 from w5xde.control.run_state import RunState
+from w5xde.control.step_decisions import StepDecisions
 from w5xde.control.steps import open_step
 from w5xde.control.steps.cut import Accounts
 from w5xde.control.steps.leases import Lease, Leases
@@ -30,6 +32,7 @@ from w5xde.control.trust.failures import Failures
 from w5xde.control.trust.norm_limits import NormLimits
 from w5xde.control.trust.rollback import Rollback
 from w5xde.control.uploads import UploadQueue
+from w5xde.control.validation_decisions import ValidationDecisions
 from w5xde.learn.rounds.rounds import Rounds
 from w5xde.learn.step.sums import TreeSums
 from w5xde.messages import Rejected, Update
@@ -240,14 +243,22 @@ def steps_whatever_the_version(self: Steps, steps: list[ev.Step]) -> Any:
 
 
 def reports_rolled_back_steps_as_made(self: Steps, outcome: Any) -> None:
-    done, error = outcome
+    done, *others = outcome
     made = [Applied(each.step, [0.0], False) if isinstance(each, ev.Undone) else each for each in done]
-    REPORT(self, (made, error))
+    REPORT(self, (made, *others))
 
 
 def forgets_rolled_back_steps(self: Steps, outcome: Any) -> None:
-    done, error = outcome
-    REPORT(self, ([each for each in done if not isinstance(each, ev.Undone)], error))
+    done, *others = outcome
+    REPORT(self, ([each for each in done if not isinstance(each, ev.Undone)], *others))
+
+
+def opens_whatever_is_applied(self: Validation, version: int, *, is_applied: bool) -> None:
+    OPEN_VALIDATION(self, version, is_applied=True)
+
+
+def accepts_unverified(self: ValidationDecisions, event: ev.Measured, now: float) -> list[ev.Effect]:
+    return self.accept(event.node, event.lease, now)
 
 
 def releases_batches_when_they_are_folded(self: Steps, effect: ev.Fold, given: Any) -> None:
@@ -270,6 +281,7 @@ def logs_steps_after_the_core_heard(self: Steps, step: ev.Step, total: Any, cut:
 PUT, SIZES, LOST = PairwiseTree.put, Plan._peek_sizes, NodeCore._lost
 RESUME, LEASES, END_SYNC, CAPTURED = Plan.resume, Leases.__init__, Ledger.end_sync, Journal._captured
 ANSWERED, REPORT, FOLD = Updates._answered, Steps._report, Steps.fold
+OPEN_VALIDATION = Validation.open_if_ready
 LEND, SEND_PARAMETERS, SEND_WORK = Lending.lend, Lending._send_parameters, Lending._send_work
 SYNC_FOLDER, SETTLE, BEGIN = VirtualDisk.sync_folder, VirtualDisk.settle, StepLog.begin
 
@@ -493,6 +505,22 @@ BUGS = {
         NormLimits, "_guess", lambda self, size: math.inf, "a lie is folded"
     ),
     "a verified answer is not compared": Bug(Answers, "verified", believes_the_verified, "a lie is"),
+    # --- validation
+    "steps are made while a validation is open": Bug(
+        Validation, "is_under_way", property(lambda self: False), "in the middle of|another version"
+    ),
+    "a validation begins before a step is applied": Bug(
+        Validation, "open_if_ready", opens_whatever_is_applied, "another version|after other steps"
+    ),
+    "steps that were put off are forgotten": Bug(
+        StepDecisions, "_decide_put_off", lambda self, now: [], "not finished"
+    ),
+    "what a cheat measured is kept": Bug(
+        ValidationDecisions, "measured", accepts_unverified, "was measured as"
+    ),
+    "a lost validation lease is not lent again": Bug(
+        Validation, "give_back", lambda self, lease, **how: None, "not finished"
+    ),
     # --- what must survive
     "what was undone is forgotten": Bug(
         Plan, "resume", forgets_what_was_undone, "all done|hole|not finished"

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.sim.machine import Machine
-from tests.sim.scenario import DAMAGE, FAULTS, ROUNDS, Scenario
+from tests.sim.scenario import DAMAGE, FAULTS, ROUNDS, UNREADABLE, Scenario
+from tests.sim.validation import FakeValidation
 from tests.sim.world import Failure, World
+from w5xde.control import events as ev
 from w5xde.control.view import CoreView
 from w5xde.learn.rounds.rounds import HISTORY_ROUNDS
 
@@ -50,7 +52,7 @@ def test_a_seed_that_found_something_finds_it_no_more(seed: int) -> None:
 def test_the_seeds_of_the_suite_meet_every_fault_and_every_end() -> None:
     """A simulator that never crashes anything proves nothing."""
     scenarios = [Scenario.of_seed(seed) for seed in range(SEEDS)]
-    for fault in FAULTS:
+    for fault in (*FAULTS, UNREADABLE):
         assert 0.3 < sum(fault in scenario.faults for scenario in scenarios) / SEEDS < 0.7, fault
     assert {scenario.mode for scenario in scenarios} == {"sync", "async", "rounds"}
     assert {scenario.staleness for scenario in scenarios} >= {0, 64}
@@ -73,7 +75,7 @@ def test_the_seeds_in_rounds_meet_rounds_of_every_form() -> None:
     assert sum(len(scenario.rounds) > HISTORY_ROUNDS + 2 for scenario in scenarios) > SEEDS / 10
     is_short = [len(scenario.epochs[0]) % scenario.step_batches for scenario in scenarios]
     assert 0.3 < sum(map(bool, is_short)) / SEEDS < 0.8
-    for fault in (*FAULTS, DAMAGE):
+    for fault in (*FAULTS, DAMAGE, UNREADABLE):
         assert 0.3 < sum(fault in scenario.faults for scenario in scenarios) / SEEDS < 0.7, fault
     for each in ("is_stream", "verify", "skip_bad_batches", "deaths", "is_large", "learner_seconds"):
         assert 0.1 < sum(bool(getattr(scenario, each)) for scenario in scenarios) / SEEDS < 0.8, each
@@ -88,6 +90,29 @@ def test_the_seeds_of_the_suite_die_and_live_again_in_every_way() -> None:
     scenarios = [Scenario.of_seed(seed) for seed in range(150)]
     assert {scenario.durability for scenario in scenarios} == {"checkpoint", "step"}
     assert {death.power for scenario in scenarios for death in scenario.deaths} == {True, False}
+
+
+def test_the_seeds_of_the_suite_validate_in_every_mode_and_without_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scenarios = [Scenario.of_seed(seed) for seed in range(SEEDS)]
+    validated = [scenario for scenario in scenarios if scenario.validation]
+    assert 0.3 < len(validated) / SEEDS < 0.5
+    assert {scenario.mode for scenario in validated} == {"sync", "async", "rounds"}
+    assert {scenario.evaluation_policy for scenario in validated} == {"wait", "skip", "hold"}
+    here: list[int] = []
+    measure = FakeValidation.measure_here
+
+    def count(self: FakeValidation, effect: ev.Evaluate) -> None:
+        here.append(effect.step)
+        measure(self, effect)
+
+    monkeypatch.setattr(FakeValidation, "measure_here", count)
+    worlds = [World(scenario) for scenario in validated[:150]]
+    for world in worlds:
+        world.run()
+    assert sum(len(world.validated) > 1 for world in worlds) > 60
+    assert len(here) >= 2
 
 
 # --- one seed, one story --------------------------------------------------------------------------

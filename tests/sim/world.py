@@ -81,6 +81,8 @@ class World:
         self._is_rotten = False
         self._was_aside = False
         self._spoiled: set[int] = set()
+        # The versions whose validation has ended.
+        self.validated: set[int] = set()
         self._deadline = scenario.deadline
         self.disk = VirtualDisk(random.Random(f"{scenario.seed} disk"), self.point)
         # The one that lives, and the last that lived.
@@ -183,6 +185,8 @@ class World:
         """The end: nothing more is wanted, and the ledger alone proves what the books know."""
         if self.core.handle(ev.Ticked(), self.now):
             raise AssertionError("a finished run still wants something")
+        if self.scenario.is_pool:
+            return  # it keeps no ledger
         finish = self.latest.finished
         report = audit_disk(self.disk, "run", self.latest.journal.ledger.head.sha256)
         found = report.findings
@@ -194,6 +198,8 @@ class World:
         is_done = finish is not None and finish.reason == "all steps done"
         if self.scenario.mode != "async" and is_done and not self._was_aside:
             require(self.latest.counter.value == self.books.expected_value(), "the weights are not the same")
+            due = self.scenario.validations
+            require(due <= self.validated, f"versions {due - self.validated} were never validated")
 
     # --- the coordinator's lives ------------------------------------------------------------------
 
@@ -318,6 +324,10 @@ class World:
         # The first as well: then the coordinator's own gradient, or another node, decides.
         return self._rng.choice((math.inf, 1e6))
 
+    def is_unreadable(self, key: tuple[int, int]) -> bool:
+        """Whether the data set fails on this batch now."""
+        return not self._is_calm and self.scenario.is_unreadable(*key)
+
     def damages(self, machine: Machine) -> bool:
         """Whether the replica of that machine suffers now: one node's again and again, others' seldom."""
         if DAMAGE not in self.scenario.faults or self._is_calm:
@@ -386,6 +396,10 @@ def brief(what: ev.Event | ev.Effect) -> str:
             return what.text
         case ev.Answered():
             return f"answered {what.node} {' '.join(f'#{short(lease)}' for lease in what.leases)}"
-        case ev.Failed() | ev.Dropped():
+        case ev.Failed() | ev.Dropped() | ev.Unreadable():
             return f"{type(what).__name__.lower()} {what.node} #{short(what.lease)}"
+        case ev.KeepMeasures():
+            return f"keep #{short(what.lease.id)}"
+        case ev.Measured():
+            return f"measured {what.node} #{short(what.lease)}"
     return str(what)

@@ -151,6 +151,39 @@ counting_stream = w5xde.Job(
     optimizer=lambda params: torch.optim.SGD(params, lr=1.0),
 )
 
+
+class TornNumbers(Numbers):
+    """Sample TEST_TORN cannot be read."""
+
+    def __getitem__(self, index: int) -> int:
+        if str(index) == os.environ.get("TEST_TORN"):
+            raise OSError("this file is [/torn]")
+        return index
+
+
+torn = w5xde.Job(
+    model=Counter, data=TornNumbers, loss=count_loss, optimizer=lambda params: torch.optim.SGD(params, lr=1.0)
+)
+
+# --- a loss that asks where it is -----------------------------------------------------------------
+
+
+def placed_loss(net: nn.Module, batch: Any) -> Tensor:
+    """Grows with the step; raises if that is not the planned one, in batches of 10 and steps of TEST_STEP."""
+    here, step_batches = w5xde.current(), int(os.environ["TEST_STEP"])
+    steps = -(-(SAMPLES // 10) // step_batches)
+    if here.step != here.epoch * steps + here.batch // step_batches:
+        raise ValueError(f"{here} is not where it should be")
+    return (1 + here.step / (here.steps or 1)) * loss(net, batch)
+
+
+placed = w5xde.Job(
+    model=lambda: nn.Linear(10, 4),
+    data=data,
+    loss=placed_loss,
+    optimizer=lambda p: torch.optim.SGD(p, lr=0.01),
+)
+
 # --- augmentation: reading a sample draws from three generators -----------------------------------
 
 

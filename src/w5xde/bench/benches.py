@@ -92,7 +92,7 @@ MATCH_NAMES = (
     "large-bf16-hook",
     "seed-ray",
 )
-COST_NAMES = ("tls-sync", "tls-async", "checks-sync", "checks-async")
+COST_NAMES = ("tls-sync", "tls-async", "checks-sync", "checks-async", "own-loop-2", "own-loop-8")
 
 
 def _evolution_flags(command: argparse.ArgumentParser) -> None:
@@ -269,9 +269,10 @@ BENCHES: dict[str, Bench] = {
         _run_peers,
     ),
     "costs": Bench(
-        "what encryption and the checks of updates cost, in turns, beside what they may",
+        "what encryption, the checks of updates and an own loop cost, in turns, beside what they may",
         """examples:
-  w5xde bench costs                       about nine minutes
+  w5xde bench costs                       about fifteen minutes
+  w5xde bench costs --rows own-loop-2,own-loop-8      w5xde.Pool beside w5xde.train
   w5xde bench costs --rows tls-sync,tls-async --pairs 4 --plot costs.png""",
         _costs_flags,
         _run_costs,

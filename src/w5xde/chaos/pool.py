@@ -19,7 +19,7 @@ import msgspec
 
 from w5xde.chaos.child import Child, Command, Process, environment, spawn
 from w5xde.config import Settings
-from w5xde.errors import TrainingError, UsageError
+from w5xde.errors import NOT_OVER, TrainingError, UsageError
 from w5xde.runtime.durable.disk import RealDisk
 from w5xde.runtime.durable.ledger_segments import LedgerReader, segments
 
@@ -37,6 +37,8 @@ NODE_RESTART_SECONDS = 0.2
 # The newest row of metrics is in these last bytes.
 TAIL_BYTES = 16 * 1024
 LOG_LINES_SHOWN = 3
+# Exit codes of processes that ended in order: with the run, or because it was asked to stop.
+_ORDERLY = (0, NOT_OVER)
 
 
 class PoolProgress(msgspec.Struct, frozen=True):
@@ -51,7 +53,7 @@ class PoolProgress(msgspec.Struct, frozen=True):
     nodes: dict[str, int] = {}
 
 
-class Pool:
+class ChaosPool:
     """Open it as a context, which ends every process at its end, also after Ctrl-C and errors.
 
     Everything happens in `poll`, which `until` calls repeatedly; each event is one line of output.
@@ -88,9 +90,9 @@ class Pool:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended by itself."""
+        """Whether the run has ended by itself, or because it was asked to."""
         process = self.coordinator.process
-        return process is not None and process.poll() == 0
+        return process is not None and process.poll() in _ORDERLY
 
     def tell(self, text: str) -> None:
         self._told_at = time.monotonic()
@@ -99,7 +101,7 @@ class Pool:
     # --- beginning and end ------------------------------------------------------------------------
 
     @contextmanager
-    def open(self) -> Iterator[Pool]:
+    def open(self) -> Iterator[ChaosPool]:
         """Start the coordinator and wait until it is ready; end all processes at the end of the context."""
         with self._signals_noted():
             try:
@@ -146,6 +148,8 @@ class Pool:
                 "join",
                 f"@{self.logs / TICKET}",
                 JOB,
+                "--nodes",
+                "1",
                 "--name",
                 child.name,
                 "--wait",
@@ -189,8 +193,8 @@ class Pool:
         is_coordinator = child is self.coordinator
         child.starts_at = time.monotonic() + (0.0 if is_coordinator else NODE_RESTART_SECONDS)
         progress = self.progress()
-        safe = f" ({progress.durable_steps} of them safe)" if is_coordinator else ""
-        self.tell(f"killed {child.name} at step {progress.step}{safe}")
+        saved = f" ({progress.durable_steps} of them saved)" if is_coordinator else ""
+        self.tell(f"killed {child.name} at step {progress.step}{saved}")
         return True
 
     def freeze(self, child: Child, seconds: float) -> bool:
@@ -244,7 +248,7 @@ class Pool:
                 where = f", and goes on from step {self.restored_step()}" * (child is self.coordinator)
                 self.tell(f"{child.name} is back{where}")
             status = child.process.poll() if child.process is not None else None
-            if status:
+            if status is not None and status not in _ORDERLY:
                 raise self._error(f"{child.name} ended by itself with exit code {status}", child)
         if now - self._told_at >= PROGRESS_SECONDS:
             self._tell_progress()
@@ -312,7 +316,7 @@ def _flags(settings: Settings) -> list[str]:
         "port": 0,
         "nodes": 0,
         "mode": settings.mode,
-        "batch-size": settings.batch_size,
+        "batch-size": settings.batch_samples,
         "batches-per-step": settings.step_batches,
         "seed": settings.seed,
         "threads": settings.threads,

@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 
 from w5xde.chaos.child import Child
-from w5xde.chaos.pool import Pool
+from w5xde.chaos.pool import ChaosPool
 from w5xde.chaos.verdict import judge
 from w5xde.cli.view import make_view
 from w5xde.config import Settings
 from w5xde.demo import EPOCHS, STEP_BATCHES
 from w5xde.errors import UsageError
+from w5xde.learn.model.device import core_count
 from w5xde.runs import free_name
 
 # The coordinator evicts a node after seven silent seconds; the node joins again when it wakes up.
@@ -40,15 +41,17 @@ SCRIPT: list[tuple[int, str, int]] = [
 
 def run_chaos_demo(settings: Settings) -> dict[str, Any]:
     """Train while the script runs, then in one process; compare the weights, and audit the run."""
-    if not settings.nodes:
+    # As many as there are cores, if the user leaves it to us.
+    nodes = settings.node_count if settings.node_count is not None else core_count()
+    if not nodes:
         raise UsageError("--chaos needs at least one node", code="W5-210", fix="leave out --nodes 0")
     settings = msgspec.structs.replace(settings, epochs=EPOCHS, batches_per_step=STEP_BATCHES)
     name = settings.name or free_name(Path(settings.runs), f"chaos-{time.strftime('%Y%m%d-%H%M%S')}")
     view = make_view(settings)
-    pool = Pool(Path(settings.runs) / name, settings, view.say)
-    pool.tell(f"run {name}: one coordinator, {settings.nodes} nodes; their logs are in {pool.logs}")
+    pool = ChaosPool(Path(settings.runs) / name, settings, view.say)
+    pool.tell(f"run {name}: one coordinator, {nodes} nodes; their logs are in {pool.logs}")
     with pool.open():
-        for _ in range(settings.nodes):
+        for _ in range(nodes):
             pool.add_node()
         for step, what, number in SCRIPT:
             pool.until_step(step)
@@ -62,7 +65,7 @@ def run_chaos_demo(settings: Settings) -> dict[str, Any]:
     return {"run": name, **pool.summary(), **verdict.summary()}
 
 
-def _strike(pool: Pool, what: str, number: int) -> None:
+def _strike(pool: ChaosPool, what: str, number: int) -> None:
     if what == "join":
         pool.add_node()
         pool.tell(f"one more node is started at step {pool.progress().step}")
@@ -75,5 +78,5 @@ def _strike(pool: Pool, what: str, number: int) -> None:
         pool.freeze(victim, LONG_SECONDS if what == "freeze long" else SHORT_SECONDS)
 
 
-def _victim(pool: Pool, number: int) -> Child:
+def _victim(pool: ChaosPool, number: int) -> Child:
     return pool.coordinator if number == COORDINATOR else pool.nodes[(number - 1) % len(pool.nodes)]

@@ -20,9 +20,10 @@ from typing import Any
 import msgspec
 
 from w5xde.chaos.child import Command, Process, spawn
-from w5xde.chaos.pool import Pool
+from w5xde.chaos.pool import ChaosPool
 from w5xde.chaos.verdict import judge
 from w5xde.chaos.warm_start import start_warm
+from w5xde.cli.audit_view import show_audit
 from w5xde.cli.view import make_view
 from w5xde.config import Settings
 from w5xde.errors import TrainingError, UsageError, W5xdeError
@@ -79,7 +80,7 @@ def _soak(given: argparse.Namespace) -> int:
     view = make_view(settings)
     view.say(f"seed {seed}; the same again:  {again}")
     run = Path(given.runs) / free_name(Path(given.runs), f"soak-{seed}")
-    pool = Pool(run, settings, view.say, start=_start)
+    pool = ChaosPool(run, settings, view.say, start=_start)
     with pool.open():
         for _ in range(given.nodes):
             pool.add_node()
@@ -95,7 +96,7 @@ def _soak(given: argparse.Namespace) -> int:
         verdict.is_same and verdict.report.is_clean and throughput["throughput_ratio"] >= THROUGHPUT_RATIO_MIN
     )
     if not verdict.report.is_clean:
-        view.show_audit(verdict.report)
+        show_audit(view, verdict.report)
     for line in verdict.lines():
         view.say(line, markup=True)
     for key, value in (pool.summary() | throughput).items():
@@ -122,7 +123,7 @@ class SoakWindow:
     ready_seconds: float
 
 
-def _run_undisturbed(pool: Pool, seconds: float) -> SoakWindow:
+def _run_undisturbed(pool: ChaosPool, seconds: float) -> SoakWindow:
     """Wait until all processes work again, then measure them undisturbed."""
     for child in pool.children:
         pool.thaw(child)
@@ -138,7 +139,7 @@ def _run_undisturbed(pool: Pool, seconds: float) -> SoakWindow:
     return _watch(pool, lambda: pool.wait(seconds))
 
 
-def _run_chaos(pool: Pool, chance: random.Random, seconds: float, every: float) -> SoakWindow:
+def _run_chaos(pool: ChaosPool, chance: random.Random, seconds: float, every: float) -> SoakWindow:
     """Kill or freeze a random process every few seconds."""
     pool.tell(f"chaos for {seconds:g} s")
 
@@ -162,13 +163,13 @@ def _run_chaos(pool: Pool, chance: random.Random, seconds: float, every: float) 
     return _watch(pool, strike)
 
 
-def _watch(pool: Pool, happen: Callable[[], None]) -> SoakWindow:
+def _watch(pool: ChaosPool, happen: Callable[[], None]) -> SoakWindow:
     start, up, ready = time.time(), pool.up_seconds, pool.ready_seconds
     happen()
     return SoakWindow(start, time.time(), pool.up_seconds - up, pool.ready_seconds - ready)
 
 
-def _applied(pool: Pool) -> list[tuple[float, int]]:
+def _applied(pool: ChaosPool) -> list[tuple[float, int]]:
     """The time and the number of batches of each step that counts."""
     steps: list[tuple[float, int]] = []
     for record in pool.records():

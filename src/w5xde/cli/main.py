@@ -7,47 +7,82 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn
 
 from w5xde.cli.explain import run_explain
-from w5xde.cli.parser import ARGUMENTS, build_parser
+from w5xde.cli.parser import ARGUMENTS, HELP_ALL, build_parser
 from w5xde.cli.ticket_command import run_ticket, take_asked
 from w5xde.config import Settings
-from w5xde.errors import TrainingError, UsageError, W5xdeError
+from w5xde.errors import NOT_OVER, TrainingError, UsageError, W5xdeError
 from w5xde.runs import find_run, read_manifest
 from w5xde.sanitize import to_json
-from w5xde.setting_sources import resolve
+from w5xde.setting_sources import SettingSources
+from w5xde.ticket import is_meant_as_job
 
 INTERRUPTED = 130
 # An audit found a violation, or the doctor an error.
 NOT_CLEAN = 1
+# Commands that take part in a run.
+_RUNNING = ("train", "serve", "join")
+
+
+class _Exit(NamedTuple):
+    """The exit code of a command; `now`: without waiting for threads that still compute, or for the disk."""
+
+    status: int
+    now: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    return _main(list(sys.argv[1:] if argv is None else argv)).status
+
+
+def _main(arguments: list[str]) -> _Exit:
     is_verbose = _is_verbose(arguments)
+    is_running = next(iter(arguments), "") in _RUNNING
     try:
-        return _run(arguments)
+        with _terminated_like_interrupted() if is_running else contextlib.nullcontext():
+            return _Exit(_run(arguments))
     except W5xdeError as error:
         _show_error(error, is_verbose)
-        return error.exit_code
+        return _Exit(error.exit_code)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
-        return INTERRUPTED
+        return _Exit(NOT_OVER if is_running else INTERRUPTED, now=True)
     except BrokenPipeError:
-        return 0
+        return _Exit(0)
     except Exception as error:
         from w5xde.learn.job.job import describe
 
         fix = "please report this, with what  --log verbose  adds"
         _show_error(W5xdeError(f"internal error: {describe(error)}", fix=fix), is_verbose)
-        return W5xdeError.exit_code
+        return _Exit(W5xdeError.exit_code)
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does, while nothing else handles it."""
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _is_verbose(arguments: list[str]) -> bool:
@@ -58,9 +93,8 @@ def _is_verbose(arguments: list[str]) -> bool:
 
 def run() -> NoReturn:
     """The entry point of the process."""
-    status = main()
-    if status == INTERRUPTED:
-        # Do not wait for a thread that still computes, or waits for the disk.
+    status, now = _main(sys.argv[1:])
+    if now:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -69,6 +103,8 @@ def run() -> NoReturn:
 
 def _show_error(error: W5xdeError, is_verbose: bool) -> None:
     if is_verbose:
+        # What the notes say follows in the lines of the error.
+        error.__notes__.clear()
         traceback.print_exc()
     print("\n".join(error.lines()), file=sys.stderr)
 
@@ -80,22 +116,29 @@ def _run(arguments: list[str]) -> int:
         return run_bench(arguments[1:])
     if not arguments:
         arguments = ["--help"]
-    given = vars(build_parser().parse_args(arguments))
+    if helps_all := HELP_ALL in arguments:
+        arguments = ["--help" if each == HELP_ALL else each for each in arguments]
+    given = vars(build_parser(helps_all=helps_all).parse_args(arguments))
     command = given.pop("command")
+    given.pop("help_all", None)
     if command == "ticket":
         given = take_asked(given)
     besides = {key: given.pop(key) for key in ARGUMENTS & given.keys()}
     if command == "explain":
         # The error that the user asks about may be in w5xde.toml or the environment.
-        settings = resolve(command, given)
+        sources = SettingSources(command, given)
     else:
-        settings = resolve(command, given, environment=os.environ, folder=Path.cwd())
+        sources = SettingSources(command, given, os.environ, Path.cwd())
+    settings = sources.resolve()
     if settings.log != "verbose":
         # Warnings of libraries help only in debugging, and would break the live view.
         warnings.simplefilter("ignore")
     with results_to(settings.json) as out:
         try:
-            summary = _PERFORM[command](settings, **besides)
+            if command in COORDINATE:
+                summary = _coordinate(sources, **besides)
+            else:
+                summary = _PERFORM[command](settings, **besides)
         except TrainingError as error:
             # A run that broke has a result too: how far it came, and which weights were kept.
             if settings.json and error.summary:
@@ -105,7 +148,10 @@ def _run(arguments: list[str]) -> int:
         if settings.json:
             print(to_json(summary), file=out, flush=True)
     is_clean = summary.get("clean", True) and summary.get("healthy", True)
-    return 0 if is_clean else NOT_CLEAN
+    if not is_clean:
+        return NOT_CLEAN
+    # Settings that are only printed are no run.
+    return 0 if command not in _RUNNING or summary.get("over", True) else NOT_OVER
 
 
 @contextlib.contextmanager
@@ -125,24 +171,46 @@ def results_to(is_json: bool) -> Iterator[IO[str]]:
             os.dup2(out.fileno(), 1)
 
 
-def _coordinate(settings: Settings, job: str | None) -> dict[str, Any]:
-    job = job or _job_of(settings)
+def _coordinate(sources: SettingSources, job: str | None, print_config: bool) -> dict[str, Any]:
+    job = job or _job_of(sources.resolve())
     from w5xde.api import run_coordinator
     from w5xde.cli.view import make_view
+    from w5xde.learn.job.named_job import settle
 
+    named, sources = settle(sources, job)
+    settings = sources.resolve()
+    if print_config:
+        return _show_config(settings, sources.origins())
     view = make_view(settings)
-    result = run_coordinator(job, settings, watcher=view)
+    result = run_coordinator(named.job, settings, watcher=view, name=job)
     view.show_result(result)
     return result.summary
+
+
+def _show_config(settings: Settings, origins: dict[str, str]) -> dict[str, Any]:
+    """Print each setting with its value and the source of that value."""
+    from w5xde.specs.setting_help import default_in_words
+
+    # Defaults that other settings decide.
+    decided = {"batches_per_step": settings.step_batches, "epochs": settings.epoch_limit}
+    values = {name: decided.get(name, getattr(settings, name)) for name in origins}
+    found = {name: {"value": values[name], "from": source} for name, source in origins.items()}
+    if not settings.json:
+        for name, each in found.items():
+            value = default_in_words(name) if each["value"] is None else str(each["value"]).lower()
+            print(f"{name.replace('_', '-'):<18} {value:<24}  {each['from']}".rstrip())
+    return {"settings": found}
 
 
 def _job_of(settings: Settings) -> str:
     """Where to find the job of the run that is resumed."""
     if settings.resume is None:
         raise UsageError("which job?", code="W5-210", fix="name its file:  w5xde train train.py")
+    from w5xde.learn.job.named_job import FROM_PYTHON
+
     folder = Path(settings.runs) / (settings.name or "")
     job = str(read_manifest(folder).get("job_place", ""))
-    if not job or job == "JOB":
+    if not job or job == FROM_PYTHON:
         raise UsageError(
             f"run {folder.name} was started from Python, so its job has no file",
             code="W5-210",
@@ -151,13 +219,22 @@ def _job_of(settings: Settings) -> str:
     return job
 
 
-def _join(settings: Settings, ticket: str | None, job: str) -> dict[str, Any]:
-    from w5xde.api import find_ticket, run_node
+def _join(settings: Settings, ticket: str | None, job: str | None) -> dict[str, Any]:
+    from w5xde.api import find_ticket, run_crew
+    from w5xde.cli.consent import ask_in
     from w5xde.cli.view import make_view
 
+    if job is None and ticket is not None and is_meant_as_job(ticket, os.environ):
+        ticket, job = None, ticket
     found = find_ticket(ticket)
     view = make_view(settings)
-    report = run_node(found, job, settings, watcher=view)
+    try:
+        report = run_crew(found, job, settings, watcher=view, ask=ask_in(sys.stdin, sys.stderr))
+    except W5xdeError as error:
+        # The line to type as it was typed; a ticket itself is a secret, and no error shows it.
+        if ticket is not None and ticket.startswith("@"):
+            error.fix = error.fix.replace("w5xde join TICKET", f"w5xde join {shlex.quote(ticket)}")
+        raise
     view.show_report(report)
     return report.summary()
 
@@ -173,21 +250,23 @@ def _demo(settings: Settings, chaos: bool) -> dict[str, Any]:
 
 
 def _audit(settings: Settings, run: str) -> dict[str, Any]:
+    from w5xde.cli.audit_view import show_audit
     from w5xde.cli.view import make_view
     from w5xde.runtime.durable.audit import audit_run
 
     report = audit_run(find_run(settings.runs, run))
     if not settings.json:
-        make_view(settings).show_audit(report)
+        show_audit(make_view(settings), report)
     return report.summary()
 
 
-def _export(settings: Settings, run: str, to: str, out: str | None) -> dict[str, Any]:
+def _export(settings: Settings, run: str, to: str, out: str | None, best: bool) -> dict[str, Any]:
     from w5xde.cli.view import make_view
-    from w5xde.runtime.durable.export import export_run
+    from w5xde.runtime.evaluation.export import export_best, export_run
 
     folder = find_run(settings.runs, run)
-    written = export_run(folder, to, Path(out or f"{folder.name}.{to}"))
+    export = export_best if best else export_run
+    written = export(folder, to, Path(out or f"{folder.name}.{to}"))
     make_view(settings).show_export(written)
     return written
 
@@ -198,9 +277,9 @@ def _doctor(settings: Settings, target: str | None, job: str | None) -> dict[str
     return run_doctor(settings, target, job)
 
 
+# These load a job, whose settings come in with the others.
+COORDINATE = ("train", "serve")
 _PERFORM: dict[str, Callable[..., dict[str, Any]]] = {
-    "train": _coordinate,
-    "serve": _coordinate,
     "join": _join,
     "ticket": run_ticket,
     "demo": _demo,

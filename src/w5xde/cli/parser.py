@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
-
-from msgspec import Meta
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import w5xde
+from w5xde.cli.help_format import HelpFormat
 from w5xde.cli.ticket_command import add_ticket_parser
-from w5xde.config import Settings, field_types
 from w5xde.errors import UsageError
-from w5xde.specs.command_settings import COMMAND_DEFAULTS, COMMAND_SETTINGS
+from w5xde.specs.command_settings import COMMAND_SETTINGS, FEW_SETTINGS
+from w5xde.specs.setting_help import default_of, description, grouped, is_shown, setting_type
 
 _ABOUT = """Train one PyTorch model on every machine you have."""
 
@@ -26,14 +24,15 @@ _OVERVIEW = """examples:
   w5xde demo                                      see it train on handwritten digits, here and now
   w5xde train train.py --nodes 4 --epochs 5       all on this machine, nodes are processes
   w5xde serve train.py --host 0.0.0.0             own model and data; prints the line for others to join
-  w5xde join TICKET train.py                      help a run from another machine, by the ticket it printed
+  w5xde join TICKET                               help a run from another machine, by the ticket it printed
   w5xde train --resume latest                     go on with a run that was stopped or killed
   w5xde audit latest                              count again: did every sample count exactly once?
   w5xde explain W5-103                            more about an error
   w5xde doctor                                    what works on this machine, and how fast
 
-settings: flag, then W5XDE_* (W5XDE_BATCH_SIZE=64), then w5xde.toml (batch-size = 64), then default.
-  w5xde COMMAND --help lists them."""
+settings: flag, then W5XDE_* (W5XDE_BATCH_SIZE=64), then w5xde.toml (batch-size = 64), then the job's own,
+  then default.
+  w5xde COMMAND --help lists those that most people use, --help-all lists every one."""
 
 BENCH_ABOUT = (
     "measure: time to a loss, the first system's benchmark and stages, codecs, exchange, links, peers, costs,"
@@ -45,6 +44,10 @@ _JOB_OR_RESUME = {
     "metavar": "JOB",
     "nargs": "?",
     "help": f"{_JOB}; with --resume the default is the job of the run",
+}
+_PRINT_CONFIG = {
+    "action": "store_true",
+    "help": "print every setting, its value and where it comes from, and do not train",
 }
 _RUN = {"metavar": "RUN", "help": "name of a run, its folder, or latest"}
 
@@ -60,39 +63,49 @@ class _Command:
 
 _COMMANDS = {
     "train": _Command(
-        "train on this machine; nodes are processes, and others may join",
+        "train on all cores of this machine; nodes are processes, and others may join",
         """examples:
-  w5xde train train.py --nodes 4
+  w5xde train train.py                            as many nodes as fit this machine
+  w5xde train train.py --nodes 4                  or four
   w5xde train train.py:small --steps 1000 --batch-size 64 --batches-per-step 16
   w5xde train train.py --mode async --seconds 60 --json > result.json
   w5xde train --resume latest --epochs 20         go on with the last run, for longer
-  w5xde train train.py --durability step          no step is ever redone, whatever is killed""",
-        {"job": _JOB_OR_RESUME},
+  w5xde train train.py --durability step          no step is ever redone, whatever is killed
+  w5xde train train.py --print-config             which settings would be used, and who says so""",
+        {"job": _JOB_OR_RESUME, "--print-config": _PRINT_CONFIG},
     ),
     "serve": _Command(
         "own the model and the data, and wait for nodes",
         """examples:
   w5xde serve train.py                            only this machine can join
   w5xde serve train.py --host 0.0.0.0             every machine that reaches this one and has a ticket
+  w5xde serve train.py --ship helper.py,layers    modules beside the job go with it to nodes without a copy
   w5xde serve train.py --ticket-file ticket       also write the ticket to a file (mode 0600)
   w5xde serve train.py --nodes 2 --name tuesday   with two nodes of its own
   w5xde serve train.py --resume tuesday           go on with it; nodes come back by themselves""",
-        {"job": _JOB_OR_RESUME},
+        {"job": _JOB_OR_RESUME, "--print-config": _PRINT_CONFIG},
     ),
     "join": _Command(
-        "work for a coordinator",
+        "work for a coordinator, with all cores of this machine",
         """examples:
-  w5xde join w57h…2k train.py                     TICKET JOB: the line that w5xde serve prints
-  w5xde join @ticket train.py --name big-box      read the ticket from a file, so that ps does not show it
+  w5xde join w57h…2k                              the line that w5xde serve prints; shows the job and asks
+  w5xde join w57h…2k train.py                     with a copy of the job that lies here
+  w5xde join w57h…2k --nodes 2                    with two nodes, not as many as fit
+  w5xde join @ticket --name big-box               read the ticket from a file, so that ps does not show it
+  w5xde join @ticket --accept-code 9b1c…e4        in a script: run this code and no other
   w5xde join - train.py < ticket                  or from standard input
-  W5XDE_TICKET=w57h…2k w5xde join train.py        or from the environment""",
+  W5XDE_TICKET=w57h…2k w5xde join                 or from the environment""",
         {
             "ticket": {
                 "metavar": "TICKET",
                 "nargs": "?",
                 "help": "the ticket, @FILE that holds it, or - for standard input (default: W5XDE_TICKET)",
             },
-            "job": {"metavar": "JOB", "help": _JOB},
+            "job": {
+                "metavar": "JOB",
+                "nargs": "?",
+                "help": f"{_JOB} (default: the coordinator's own, which is shown before it runs)",
+            },
         },
     ),
     "demo": _Command(
@@ -120,11 +133,13 @@ exit code 0 only if the promise held""",
         "write the weights of a run's newest checkpoint to a file that other programs read",
         """examples:
   w5xde export latest --to safetensors
-  w5xde export tuesday --to pt --out model.pt     read it with torch.load(..., weights_only=True)""",
+  w5xde export tuesday --to pt --out model.pt     read it with torch.load(..., weights_only=True)
+  w5xde export tuesday --best                     the weights of the best evaluation""",
         {
             "run": _RUN,
             "--to": {"choices": ["safetensors", "pt"], "default": "safetensors", "help": "format"},
             "--out": {"metavar": "FILE", "help": "where to (default: RUN.safetensors or RUN.pt)"},
+            "--best": {"action": "store_true", "help": "the weights that SaveBest kept, and not the newest"},
         },
     ),
     "explain": _Command(
@@ -160,75 +175,121 @@ exit code 1 if there is an error; a warning alone costs speed or comfort""",
     ),
 }
 # What the functions that perform commands are given besides settings.
-ARGUMENTS = {name.removeprefix("--") for each in _COMMANDS.values() for name in each.arguments} | {"asked"}
-_DEFAULTS = Settings()
+ARGUMENTS = {
+    name.removeprefix("--").replace("-", "_") for each in _COMMANDS.values() for name in each.arguments
+} | {"asked"}
+HELP_ALL = "--help-all"
+# Settings with another flag: help shows the first.
+_FLAGS = {"node_name": ["--name", "--node-name"], "devices": ["--devices", "--device"]}
 
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises UsageError, and suggests the nearest flag for an unknown one."""
 
     def error(self, message: str) -> NoReturn:
-        fix = f"{self.prog} --help"
-        unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0]
-        if unknown != message.split(" ", maxsplit=1)[0] and unknown.startswith("-"):
-            known = [flag for action in self._all_actions() for flag in action.option_strings]
-            near = difflib.get_close_matches(unknown.split("=")[0], known, n=1, cutoff=0.5)
-            message = f"unknown flag {unknown}" + (f". Did you mean {near[0]}?" if near else "")
-        raise UsageError(message, code="W5-210", fix=fix)
+        raise UsageError(message, code="W5-210", fix=f"{self.prog} --help")
 
-    def _all_actions(self) -> Iterator[argparse.Action]:
-        yield from self._actions
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                for parser in action.choices.values():
-                    yield from parser._actions
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse all arguments; of those that the command does not know, say what was meant."""
+        given, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            commands, chosen = _commands_of(self), [vars(given)[group.dest] for group in _groups_of(self)]
+            self._refuse(unknown[0], commands.pop(chosen[0]) if chosen else self, commands)
+        return given
+
+    @staticmethod
+    def _refuse(unknown: str, parser: argparse.ArgumentParser, others: dict[str, Any]) -> NoReturn:
+        """Refuse a word that `parser`, that of the command, does not know."""
+        flag = unknown.split("=", maxsplit=1)[0]
+        if not flag.startswith("-"):
+            parser.error(f"{unknown} is one word too many")
+        having = [name for name, other in others.items() if flag in _flags_of(other)]
+        if having:
+            have = "has it" if len(having) == 1 else "have it"
+            parser.error(f"{parser.prog} has no flag {flag}; {' and '.join(having)} {have}")
+        near = difflib.get_close_matches(flag, _flags_of(parser), n=1, cutoff=0.5)
+        parser.error(f"unknown flag {unknown}" + (f". Did you mean {near[0]}?" if near else ""))
 
 
-def build_parser() -> Parser:
-    """The parser of all commands."""
-    plain = argparse.RawDescriptionHelpFormatter
+def _groups_of(parser: Any) -> list[Any]:
+    """The groups of commands that a parser has: one, or none."""
+    return [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+
+
+def _commands_of(parser: Any) -> dict[str, Any]:
+    """The parser of each command that a parser has."""
+    return {name: command for group in _groups_of(parser) for name, command in group.choices.items()}
+
+
+def _flags_of(parser: Any) -> list[str]:
+    """The flags of a parser, and of its commands."""
+    own = [flag for action in parser._actions for flag in action.option_strings]
+    return own + [flag for command in _commands_of(parser).values() for flag in _flags_of(command)]
+
+
+def build_parser(*, helps_all: bool = False) -> Parser:
+    """The parser of all commands; its help shows the settings that most people use, or all of them."""
     parser = Parser(
-        prog="w5xde", description=_ABOUT, epilog=_OVERVIEW, formatter_class=plain, allow_abbrev=False
+        prog="w5xde", description=_ABOUT, epilog=_OVERVIEW, formatter_class=HelpFormat, allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"w5xde {w5xde.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    types = field_types()
     for name, each in _COMMANDS.items():
         command = commands.add_parser(
             name,
             help=each.about,
             description=each.about,
             epilog=each.examples,
-            formatter_class=plain,
+            formatter_class=HelpFormat,
             allow_abbrev=False,
+            usage=_usage(name, each),
         )
+        if len(COMMAND_SETTINGS[name]) > FEW_SETTINGS:
+            # `cli/main.py` looks for it before it parses.
+            command.add_argument(HELP_ALL, action="store_true", help="show every setting and exit")
         for argument, options in each.arguments.items():
             command.add_argument(argument, **options)
-        for setting in COMMAND_SETTINGS[name]:
-            _add_flag(command, name, setting, types[setting])
+        for title, group in grouped(name).items():
+            place = command.add_argument_group(title)
+            for setting in group:
+                _add_flag(place, name, setting, is_shown=is_shown(name, setting, all_of_them=helps_all))
     add_ticket_parser(commands)
     commands.add_parser("bench", help=BENCH_ABOUT, add_help=False)
     return parser
 
 
-def _add_flag(parser: argparse.ArgumentParser, command: str, setting: str, annotated: Any) -> None:
+def _usage(name: str, command: _Command) -> str:
+    """The first line of help. Without the flags, which argparse would list a second time."""
+    given = [
+        f"[{options['metavar']}]" if options.get("nargs") == "?" else options["metavar"]
+        for argument, options in command.arguments.items()
+        if not argument.startswith("-")
+    ]
+    return " ".join(["w5xde", name, *given, "[options]"])
+
+
+def _add_flag(parser: argparse._ActionsContainer, command: str, setting: str, *, is_shown: bool) -> None:
     """Add the flag of one setting; the schema checks its value later, with all others."""
-    base, *extras = get_args(annotated) if get_origin(annotated) is Annotated else (annotated,)
-    text = next((extra.description for extra in extras if isinstance(extra, Meta) and extra.description), "")
-    default = COMMAND_DEFAULTS.get(command, {}).get(setting, getattr(_DEFAULTS, setting))
+    kind, text, default = setting_type(setting), description(setting), default_of(command, setting)
     if default not in (None, False):
         text += f" (default: {'on' if default is True else default})"
-    flag = f"--{setting.replace('_', '-')}"
-    flags = ["--name", flag] if setting == "node_name" else [flag]
-    text = text.replace("%", "%%")
-    if base is bool and default is True:
-        parser.add_argument(*flags, dest=setting, help=text, action=argparse.BooleanOptionalAction)
-    elif base is bool:
-        parser.add_argument(*flags, dest=setting, help=text, action="store_true", default=None)
-    elif get_origin(base) is Literal:
-        parser.add_argument(*flags, dest=setting, help=text, metavar="|".join(get_args(base)))
+    flag, *others = _FLAGS.get(setting, [f"--{setting.replace('_', '-')}"])
+    text = text.replace("%", "%%") if is_shown else argparse.SUPPRESS
+    options: dict[str, Any] = {"dest": setting, "help": text}
+    if kind == bool | None or (kind is bool and default is True):
+        options["action"] = argparse.BooleanOptionalAction
+    elif kind is bool:
+        options |= {"action": "store_true", "default": None}
     else:
-        metavar = (
-            "N" if "int" in str(base) else "X" if "float" in str(base) else setting.upper().split("_")[-1]
-        )
-        parser.add_argument(*flags, dest=setting, help=text, metavar=metavar)
+        options["metavar"] = _metavar(setting, kind)
+    parser.add_argument(flag, **options)
+    for other in others:
+        parser.add_argument(other, **options | {"help": argparse.SUPPRESS})
+
+
+def _metavar(setting: str, kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    if "int" in str(kind):
+        return "N|auto" if "auto" in str(kind) else "N"
+    return "X" if "float" in str(kind) else setting.upper().split("_")[-1]

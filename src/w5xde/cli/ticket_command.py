@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import Any
 
+from w5xde.cli.help_format import HelpFormat
 from w5xde.config import Settings
 from w5xde.runs import find_run, read_manifest
 
@@ -29,15 +29,11 @@ _ASKED = ("action", "run", "ticket", "node", "lifetime", "uses", "label", "qr", 
 
 def add_ticket_parser(commands: Any) -> None:
     """Add `ticket` with its actions to the commands."""
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = commands.add_parser(
-        "ticket", help=ABOUT, description=ABOUT, epilog=_EXAMPLES, formatter_class=plain, allow_abbrev=False
-    )
+    form = {"epilog": _EXAMPLES, "formatter_class": HelpFormat, "allow_abbrev": False}
+    parser = commands.add_parser("ticket", help=ABOUT, description=ABOUT, **form)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, about in _ACTIONS.items():
-        action = actions.add_parser(
-            name, help=about, description=about, epilog=_EXAMPLES, formatter_class=plain, allow_abbrev=False
-        )
+        action = actions.add_parser(name, help=about, description=about, **form)
         action.add_argument("run", metavar="RUN", help="name of a run, its folder, or latest")
         if name == "new":
             action.add_argument("--lifetime", default="24h", help="24h, 90m, 7d or never (default: 24h)")
@@ -71,6 +67,7 @@ def run_ticket(settings: Settings, asked: dict[str, Any]) -> dict[str, Any]:
     folder, now = find_run(settings.runs, asked["run"]), time.time()
     match asked["action"]:
         case "new":
+            manifest = read_manifest(folder)
             output = tickets.ticket_new(
                 folder,
                 now,
@@ -78,7 +75,8 @@ def run_ticket(settings: Settings, asked: dict[str, Any]) -> dict[str, Any]:
                 uses=tickets.parse_uses(asked["uses"]),
                 label=asked["label"],
                 qr=asked["qr"],
-                job=str(read_manifest(folder).get("job", "JOB")),
+                job=str(manifest.get("job", "JOB")),
+                code_sha256=str(manifest.get("code_sha256") or ""),
             )
         case "list":
             output = tickets.ticket_list(folder, now)

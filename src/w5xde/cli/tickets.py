@@ -71,8 +71,12 @@ def ticket_new(
     label: str = "",
     qr: bool = False,
     job: str = "JOB",
+    code_sha256: str = "",
 ) -> Output:
-    """Issue a ticket for nodes that train this job. The output holds its secret."""
+    """Issue a ticket for nodes that train this job. The output holds its secret.
+
+    `code_sha256`: the coordinator sends code with this hash, so that nodes need no copy of the job.
+    """
     ticket = TicketRegister(folder).new(now, lifetime_seconds=lifetime_seconds, uses=uses, label=label)
     text = ticket.to_text()
     data = {
@@ -85,10 +89,14 @@ def ticket_new(
             f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in ticket.addresses
         ],
         "is_clear": ticket.is_clear,
+        "code_sha256": code_sha256 or None,
     }
     until = f"until {_time(ticket.expires_at)}" if ticket.expires_at else "for ever"
     count = "any number of nodes" if uses is None else "one node" if uses == 1 else f"{uses} nodes"
-    lines = [join_line(ticket, job), "", f"ticket {_short(ticket.id.hex())}: {count}, {until}"]
+    lines = [join_line(ticket, "" if code_sha256 else job), ""]
+    lines.append(f"ticket {_short(ticket.id.hex())}: {count}, {until}")
+    if code_sha256:
+        lines.append(f"the code of the job comes with it: sha256 {code_sha256}")
     if ticket.is_clear and all(is_here(host) for host, _ in ticket.addresses):
         lines.append("only this machine can join: the run listens for no other")
     elif ticket.is_clear:

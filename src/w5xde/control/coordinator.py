@@ -21,6 +21,7 @@ from w5xde.control.settings import CoreSettings
 from w5xde.control.step_decisions import StepDecisions
 from w5xde.control.steps.cut import Cut
 from w5xde.control.steps.plan import Plan
+from w5xde.control.validation_decisions import ValidationDecisions
 from w5xde.control.view import CoreView
 
 
@@ -41,7 +42,8 @@ class CoordinatorCore:
         state = self._state = RunState(plan, settings, chance)
         self._membership = Membership(state)
         self._steps = StepDecisions(state, self._membership, is_resumed=cut is not None)
-        answers = Answers(state, self._membership, self._steps)
+        self._validation = ValidationDecisions(state)
+        answers = Answers(state, self._membership, self._steps, self._validation)
         # What others may read; only `handle` changes anything.
         self.view = CoreView(state, self._steps)
         # Effects of resuming, returned with those of the first event.
@@ -50,16 +52,21 @@ class CoordinatorCore:
             ev.Joined: self._membership.joined,
             ev.Left: self._membership.left,
             ev.Answered: answers.answered,
+            ev.Measured: self._validation.measured,
             ev.Failed: answers.failed,
             ev.Verified: answers.verified,
             ev.Dropped: answers.dropped,
+            ev.Unreadable: answers.unreadable,
             ev.Discovered: self._discovered,
+            ev.Called: self._called,
+            ev.Withdrawn: self._steps.withdrawn,
             ev.Stepped: self._steps.stepped,
             ev.Undone: self._steps.undone,
+            ev.Evaluated: self._steps.evaluated,
             ev.Saved: self._steps.saved,
             ev.SaveFailed: self._steps.save_failed,
             ev.Broke: lambda event, now: state.finish("", error=event.reason),
-            ev.Stop: lambda event, now: state.stop(event.reason),
+            ev.Stop: lambda event, now: state.stop(event),
             ev.Ticked: self._ticked,
         }
 
@@ -82,7 +89,13 @@ class CoordinatorCore:
         return []
 
     def _discovered(self, event: ev.Discovered, now: float) -> list[ev.Effect]:
-        self._state.plan.discovered(event.epoch, event.samples)
+        for samples in event.sizes:
+            self._state.plan.discovered(event.epoch, samples)
+        return self._state.lend_to_idle(now)
+
+    def _called(self, event: ev.Called, now: float) -> list[ev.Effect]:
+        for samples in (*event.sizes, 0):
+            self._state.plan.discovered(event.epoch, samples)
         return self._state.lend_to_idle(now)
 
     def _ticked(self, event: ev.Ticked, now: float) -> list[ev.Effect]:
@@ -90,7 +103,8 @@ class CoordinatorCore:
         effects = [*self._membership.close_silent(event, now), *self._membership.note_outgrown(now)]
         limit = state.settings.seconds
         if limit is not None and state.started_at is not None and state.seconds(now) >= limit:
-            effects += state.stop("time is up")
+            effects += state.stop(ev.Stop("time is up"))
+        effects += self._validation.measure_here_if_alone(now)
         # A run that is resumed may have nothing left to do.
         effects += state.finish_if_settled()
         if state.is_finished:

@@ -1,6 +1,7 @@
 """Events that the coordinator's core handles, and effects that it returns.
 
 Both name batches, leases and versions, never bytes: the pipeline that performs the effects adds the bytes.
+What is done to the sum of a step is in `steps/step_effects.py`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from typing import Any, TypeAlias
 
 from w5xde.control.steps.cut import Cut
 from w5xde.control.steps.leases import Lease
-from w5xde.control.steps.open_step import Share
-from w5xde.control.steps.plan import StepPlan
-from w5xde.tree import Span
+from w5xde.control.steps.step_effects import Fold as Fold
+from w5xde.control.steps.step_effects import Reopen as Reopen
+from w5xde.control.steps.step_effects import SetAside as SetAside
+from w5xde.control.steps.step_effects import Step as Step
+from w5xde.control.steps.step_effects import Undone as Undone
 
 # --- events ---------------------------------------------------------------------------------------
 
@@ -59,6 +62,14 @@ class Answered:
 
 
 @dataclass(slots=True)
+class Measured:
+    """A node has measured the batches of a validation lease."""
+
+    node: str
+    lease: int
+
+
+@dataclass(slots=True)
 class Failed:
     """A node could not compute a lease; or, if there is a `norm`, we rejected the update that it sent."""
 
@@ -95,11 +106,39 @@ class Dropped:
 
 
 @dataclass(slots=True)
+class Unreadable:
+    """A lease was not sent, because the coordinator cannot read some of its batches.
+
+    `reasons`: by the number of a batch in its epoch, why it cannot be read.
+    """
+
+    node: str
+    lease: int
+    reasons: Mapping[int, str]
+
+
+@dataclass(slots=True)
 class Discovered:
-    """The data stream has another batch of this epoch; with 0 samples, the epoch has ended."""
+    """More batches of this epoch are known, with these numbers of samples; 0: the epoch has ended."""
 
     epoch: int
-    samples: int
+    sizes: Sequence[int]
+
+
+@dataclass(slots=True)
+class Called:
+    """In a pool: the caller wants a step of batches of these sizes. Each call is an epoch of its own."""
+
+    epoch: int
+    sizes: Sequence[int]
+
+
+@dataclass(slots=True)
+class Withdrawn:
+    """In a pool: the caller no longer waits for the step of this epoch."""
+
+    epoch: int
+    reason: str
 
 
 @dataclass(slots=True)
@@ -111,6 +150,11 @@ class Stepped:
 
     steps: Sequence[int]
     durable: bool = False
+
+
+@dataclass(slots=True)
+class Evaluated:
+    """The evaluation that was asked for first has ended, with a result or without one."""
 
 
 @dataclass(slots=True)
@@ -136,9 +180,13 @@ class Broke:
 
 @dataclass(slots=True)
 class Stop:
-    """The run shall end: complete the open steps as the mode allows, and open no other."""
+    """The run shall end: complete the open steps as the mode allows, and open no other.
+
+    `interrupts`: it is not over then, and may be resumed.
+    """
 
     reason: str
+    interrupts: bool = False
 
 
 @dataclass(slots=True)
@@ -205,83 +253,6 @@ class Reject:
 
 
 @dataclass(slots=True)
-class Fold:
-    """Add the answer to this lease to its step.
-
-    `staleness`: how many updates of the model were decided since the version that it was computed on.
-    """
-
-    lease: Lease
-    staleness: int = 0
-
-
-@dataclass(slots=True)
-class Step:
-    """Step the optimizer, or for a stretch add the steps that a node made: every batch is in, or set aside.
-
-    `shares`: which node computed which batches, or which columns of a round. `rate`: a factor on the learning
-    rate of this step alone, or on the difference that a stretch makes.
-    """
-
-    plan: StepPlan
-    version: int
-    shares: list[Share]
-    rate: float = 1.0
-
-    @property
-    def steps(self) -> int:
-        """The number of versions that it makes."""
-        return self.plan.steps
-
-    @property
-    def samples(self) -> int:
-        """The number of samples that take part: those of batches that were set aside do not."""
-        if sum([stop - start for start, stop, _, _ in self.shares]) == self.plan.count:
-            return self.plan.samples
-        return sum(self.plan.samples_of(Span(start, stop)) for start, stop, _, _ in self.shares)
-
-    @property
-    def batches(self) -> int:
-        """The number of batches that take part."""
-        return sum([stop - start for start, stop, _, _ in self.shares]) * self.plan.leaf_batches
-
-
-@dataclass(slots=True)
-class Undone:
-    """An event: the learner rolled this step back: numbers were not finite, or the optimizer raised.
-
-    `is_final`: the run ends with it. Without a reason: the learner did not try this step, because it rolled
-    an earlier one back.
-    """
-
-    step: Step
-    reason: str = ""
-    is_final: bool = False
-
-
-@dataclass(slots=True)
-class SetAside:
-    """Leave the place of this batch, or column, in the step's tree empty: it failed on each of `nodes`."""
-
-    plan: StepPlan
-    span: Span
-    reason: str
-    nodes: list[str]
-
-
-@dataclass(slots=True)
-class Reopen:
-    """Forget all sums of this step: it has changed nothing, and its batches are lent again.
-
-    `empty`: the batches that were set aside, whose places in the tree stay empty.
-    """
-
-    plan: StepPlan
-    version: int
-    empty: list[Span]
-
-
-@dataclass(slots=True)
 class Save:
     """Write a checkpoint of exactly the steps decided so far."""
 
@@ -290,9 +261,24 @@ class Save:
 
 @dataclass(slots=True)
 class Evaluate:
-    """Evaluate the model as it is now, after this many steps."""
+    """Evaluate the model as it is now, after this many steps, or after the evaluations asked for before."""
 
     step: int
+
+
+@dataclass(slots=True)
+class KeepMeasures:
+    """Keep what a node measured in this validation lease, until every batch is measured."""
+
+    lease: Lease
+
+
+@dataclass(slots=True)
+class Conclude:
+    """The validation of the weights after this many steps has ended: say its result, or why it has none."""
+
+    step: int
+    failure: str = ""
 
 
 @dataclass(slots=True)
@@ -323,10 +309,11 @@ class Note:
 
 @dataclass(slots=True)
 class Finish:
-    """End the run. An `error` says why it failed."""
+    """End the run. An `error` says why it failed; `interrupted`: it was stopped before it was over."""
 
     reason: str
     error: str = ""
+    interrupted: bool = False
 
 
 Effect: TypeAlias = (
@@ -341,6 +328,8 @@ Effect: TypeAlias = (
     | Reopen
     | Save
     | Evaluate
+    | KeepMeasures
+    | Conclude
     | Close
     | Ban
     | Note
@@ -351,12 +340,17 @@ Event: TypeAlias = (
     Joined
     | Left
     | Answered
+    | Measured
     | Failed
     | Verified
     | Dropped
+    | Unreadable
     | Discovered
+    | Called
+    | Withdrawn
     | Stepped
     | Undone
+    | Evaluated
     | Saved
     | SaveFailed
     | Broke

@@ -4,9 +4,11 @@
     lost      a part of the ledger, or of what it proves, is missing
     restore   the run continues from a checkpoint; steps of earlier lives beyond that version are void
     resumed   everything is restored; batches that are still set aside (the others are tried again)
+    override  the user changed the learning rate: after which step, and the rates before and after
     joined, left, …       notes, in words, with their facts
     lend      leases given to a node: [lease, step, first batch within the step, one past its last];
-              `ahead`: by how many updates its parameters look ahead of the version, if not 0
+              `ahead`: by how many updates its parameters look ahead of the version, if not 0;
+              `validates`: batches of the validation set, on the weights of that step
     took      an update was accepted; left out if the `step` that uses it is written at once
     refused   an answer was rejected, and why; its lease is over
     fenced    an answer to a lease that was not outstanding at that node; it changed nothing
@@ -18,7 +20,9 @@
     banned    a node that may not come back, and why
     undo      a step begins again: it would have made the model non-finite, or used a banned node's update
     checkpoint            a checkpoint is durable: its version and hash
+    evaluated an evaluation has ended: its metrics, and the step and epoch of the weights that it measured
     model     model.safetensors is about to be written: after how many steps, and the hash of the file
+    best      best.safetensors is about to be written: of which step, the hash of the file, metric and value
     stop      the end, and why
     gap       (of the ledger's writer) the disk failed for so long that records were dropped
 
@@ -52,13 +56,8 @@ class RecordBuilder:
         for effect in effects:
             match effect:
                 case ev.Assign():
-                    leases = [[x.id, x.step.index, x.span.start, x.span.stop] for x in effect.leases]
-                    first = effect.leases[0]
-                    # The usual value is left out.
-                    ahead = {"ahead": first.ahead} if first.ahead else {}
-                    facts = {"node": effect.node, "version": first.version, **ahead, "leases": leases}
-                    self.add({"kind": "lend", **facts})
-                case ev.Fold():
+                    self._lent(effect)
+                case ev.Fold() | ev.KeepMeasures():
                     self._taken[effect.lease.id] = effect.lease.node
                 case ev.Step():
                     self._steps[effect.plan.index] = effect
@@ -80,6 +79,18 @@ class RecordBuilder:
                     self.add({"kind": "banned", "node": effect.node, "reason": effect.reason})
                 case ev.Note():
                     self.add({"kind": effect.kind, "text": effect.text, **effect.facts})
+
+    def _lent(self, effect: ev.Assign) -> None:
+        first = effect.leases[0]
+        # The usual values are left out.
+        unusual: Record = {"ahead": first.ahead} if first.ahead else {}
+        unusual |= {"validates": True} if first.step.validates else {}
+        leases = [
+            [x.id, x.version if x.step.validates else x.step.index, x.span.start, x.span.stop]
+            for x in effect.leases
+        ]
+        facts = {"node": effect.node, "version": first.version, **unusual, "leases": leases}
+        self.add({"kind": "lend", **facts})
 
     def _applied(self, step: ev.Step, *, durable: bool) -> None:
         """Record an applied step; its leases need no `took` records."""

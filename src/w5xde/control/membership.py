@@ -34,7 +34,7 @@ class Membership:
         held = state.leases.of_node(event.node)
         for lease in held:
             state.leases.end(lease)
-            state.mode.give_back(lease)
+            state.give_back(lease)
         returned = sum(lease.batches for lease in held)
         text = f"{event.node} left ({event.reason})"
         if returned:
@@ -96,4 +96,8 @@ def outgrown_text(nodes: int, batches: int, parallel: int) -> str:
         return f"{text}more batches a step would gain nothing"
     idle = parallel - batches
     have, them = ("node has", "it") if idle == 1 else ("nodes have", "them")
-    return f"{text}{idle} {have} nothing to do; a new run with --batches-per-step {parallel} would use {them}"
+    threads = f", or --threads {parallel // batches} on fewer nodes" if parallel >= 2 * batches else ""
+    return (
+        f"{text}{idle} {have} nothing to do; a new run with --batches-per-step {parallel} would use {them}"
+        f"{threads}"
+    )

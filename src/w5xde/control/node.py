@@ -227,7 +227,7 @@ class NodeCore:
         if self._in_progress is not None:
             return []
         if self._is_leaving:
-            return self._exit("left politely")
+            return self._exit("left as asked")
         if not self._queue:
             return []
         self._in_progress = self._queue.popleft()
@@ -258,7 +258,7 @@ class NodeCore:
         self.cancelled.clear()
         self._is_connected = self._may_beat = False
         if self._is_leaving:
-            return self._exit("left politely")
+            return self._exit("left as asked")
         if self._alone_since is None:
             self._alone_since = now
         alone_seconds = now - self._alone_since

@@ -12,9 +12,11 @@ from collections.abc import Iterable
 from w5xde.control import events as ev
 from w5xde.control.modes.base import Mode
 from w5xde.control.modes.choice import choose_mode
+from w5xde.control.modes.validation import Validation
 from w5xde.control.pool.members import Member, Members
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.cut import Accounts, Progress
+from w5xde.control.steps.evaluation_schedule import EvaluationSchedule
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.plan import Plan
 from w5xde.control.steps.tally import Tally
@@ -34,6 +36,7 @@ class RunState:
         self.members = Members()
         self.leases = Leases(settings.incarnation)
         self.mode: Mode = choose_mode(settings, plan, self.members, self.leases)
+        self.validation = Validation(self.mode, settings.validation_sizes)
         self.tally = Tally(Quorum(settings.robust), skip_bad_batches=settings.skip_bad_batches)
         self.norm_check = NormCheck(
             NormLimits(settings.max_update_norm, settings.own_norm),
@@ -42,13 +45,16 @@ class RunState:
         self.failures = Failures(self.mode, self.members, self.leases, self.tally, self.norm_check)
         self.verification = Verification(settings.verify, chance, self.leases, self.norm_check)
         self.rollback = Rollback(self.mode, self.leases, self.tally, self.verification)
+        self.evaluations = EvaluationSchedule(
+            settings.evaluate_every, settings.evaluation_policy, is_on=settings.evaluates
+        )
         # How many steps were decided; the learner applies them in this order, maybe a moment later.
         self.version = 0
         self.started_at: float | None = None
         # Seconds of training in earlier lives of the coordinator.
         self.seconds_before = 0.0
         self.is_finished = False
-        self._stop_reason = ""
+        self._stop: ev.Stop | None = None
 
     @property
     def progress(self) -> Progress:
@@ -68,6 +74,22 @@ class RunState:
         """Lend to these members what the mode grants them."""
         if self.is_finished:
             return []
+        candidates = list(candidates)
+        self.validation.open_if_ready(self.version, is_applied=self.tally.is_applied)
+        granted = self.validation.grants(candidates, self.version, now)
+        choose = self.verification.choose
+        assigned = [ev.Assign(each[0].node, each, choose(each, is_alone=False)) for each in granted]
+        if self.evaluations.holds:
+            self.evaluations.wait(now)
+            return list(assigned)
+        return [*assigned, *([] if self.validation.comes_first else self._lend_steps(candidates, now))]
+
+    @property
+    def puts_steps_off(self) -> bool:
+        """Whether a complete step waits: the weights are being measured, or the result decides about it."""
+        return self.validation.is_under_way or self.evaluations.holds
+
+    def _lend_steps(self, candidates: list[Member], now: float) -> list[ev.Effect]:
         granted = self.mode.grants(candidates, self.version, now)
         if not granted:
             return []
@@ -75,6 +97,10 @@ class RunState:
             self.started_at = now
         choose, is_alone = self.verification.choose, self.members.is_alone(granted[0][0].step.leaf_batches)
         return [ev.Assign(each[0].node, each, choose(each, is_alone=is_alone)) for each in granted]
+
+    def give_back(self, lease: Lease) -> None:
+        """Free the batches of a lease that ended without an answer."""
+        (self.validation if lease.step.validates else self.mode).give_back(lease)
 
     def lend_to_idle(self, now: float) -> list[ev.Effect]:
         return self.lend([member for member in self.members if not member.pending], now)
@@ -88,22 +114,35 @@ class RunState:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def stop(self, reason: str) -> list[ev.Effect]:
+    def stop(self, stop: ev.Stop) -> list[ev.Effect]:
         """Finish what is begun, and begin nothing new."""
-        self._stop_reason = self._stop_reason or reason
+        self._stop = self._stop or stop
         self.mode.is_closing = True
         return self.finish_if_settled()
 
-    def finish_if_settled(self) -> list[ev.Effect]:
-        if self.is_finished or not self.mode.is_settled:
-            return []
-        if self._stop_reason:
-            return self.finish(self._stop_reason)
-        return self.finish("all steps done") if self.plan.is_over else []
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the run was asked to stop."""
+        return self._stop is not None
 
-    def finish(self, reason: str, error: str = "") -> list[ev.Effect]:
+    def finish_if_settled(self) -> list[ev.Effect]:
+        if self.is_finished or not self.mode.is_settled or self.validation.is_under_way:
+            return []
+        # A run whose last step was under way when it was stopped is over; a step that is given up is not.
+        is_over = self.plan.is_over and not self.mode.open_steps
+        if not is_over and self._stop is None:
+            return []
+        if self.validation.is_on and self.members and not self.validation.is_done_for(self.version):
+            # The last version is measured too, while nodes are there.
+            self.validation.want(is_last=True)
+            return []
+        if is_over or self._stop is None:
+            return self.finish("all steps done")
+        return self.finish(self._stop.reason, interrupted=self._stop.interrupts)
+
+    def finish(self, reason: str, error: str = "", *, interrupted: bool = False) -> list[ev.Effect]:
         self.is_finished = True
-        return [ev.Finish(reason, error)]
+        return [ev.Finish(reason, error, interrupted)]
 
     def end_epoch(self, epoch: int) -> list[ev.Effect]:
         """Say that an epoch is complete, if it is; the run ends if batches of it are missing for good."""

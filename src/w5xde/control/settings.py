@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from w5xde.control.steps.evaluation_schedule import WAIT
 from w5xde.control.trust.norm_limits import OFF
 from w5xde.specs.robust_rule import Robust
 
@@ -17,8 +18,15 @@ class CoreSettings:
     seconds: float | None = None
     evaluate_every: int | None = None
     evaluates: bool = False
+    # What happens to an evaluation that is due while another one is under way: see `EvaluationSchedule`.
+    evaluation_policy: str = WAIT
+    # The number of samples in each batch of a validation set that nodes measure; none: they do not.
+    validation_sizes: tuple[int, ...] = ()
     incarnation: int = 1
     skip_bad_batches: bool = False
+    # In a pool: a step is made of all its batches or not at all. If a batch fails everywhere, its step is set
+    # aside, and the run goes on.
+    all_or_nothing: bool = False
     save_seconds: float | None = None
     save_steps: int | None = None
     logs_steps: bool = False

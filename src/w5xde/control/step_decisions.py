@@ -12,7 +12,7 @@ from w5xde.control import events as ev
 from w5xde.control.membership import Membership
 from w5xde.control.pool.members import Member
 from w5xde.control.run_state import RunState
-from w5xde.control.steps.cut import Cut
+from w5xde.control.steps.cut import Aside, Cut
 from w5xde.control.steps.open_step import OpenStep
 from w5xde.control.steps.round_choice import RoundChoice
 from w5xde.control.steps.save_schedule import SaveSchedule
@@ -37,19 +37,35 @@ class StepDecisions:
 
     def complete(self, work: OpenStep, now: float) -> list[ev.Effect]:
         """Every batch of a step is in, or set aside: decide that the optimizer steps."""
+        state = self._state
+        effects = state.rollback.cancel_leases(work.plan.index)
+        if state.puts_steps_off or state.mode.put_off:
+            state.mode.put_off.append(work)
+            return effects
+        return effects + self._decide(work, now)
+
+    def _decide_put_off(self, now: float) -> list[ev.Effect]:
+        """Decide on the next step that was put off: one, for a validation may be due after it."""
+        state, effects = self._state, []
+        while state.mode.put_off and not (state.puts_steps_off or state.is_finished):
+            effects += self._decide(state.mode.put_off.pop(0), now)
+            if any(isinstance(each, ev.Step) for each in effects):
+                break
+        return effects
+
+    def _decide(self, work: OpenStep, now: float) -> list[ev.Effect]:
         state, step = self._state, work.plan
-        effects = state.rollback.cancel_leases(step.index)
         shares = work.tree.take(Span(0, step.count)) or []
         notes, at_fault = state.failures.blame(step.index, shares)
         if not shares:
             # Every batch of the step is set aside: there is nothing to apply.
             state.mode.stepped(step.index)
             state.accounts.apply(step, 0)
-            return effects + state.end_epoch(step.epoch) + state.finish_if_settled()
+            return state.end_epoch(step.epoch) + state.finish_if_settled()
         decided = ev.Step(step, state.version, shares, state.mode.rate(work))
         remarks = state.tally.decide(decided)
         state.version += decided.steps
-        effects += [decided, *remarks, *notes]
+        effects: list[ev.Effect] = [decided, *remarks, *notes]
         chosen = self._round_choice.decided(step, now)
         if chosen:
             effects.append(ev.Note(ROUND_LENGTHS, chosen, {"round_lengths": str(state.plan.rounds)}))
@@ -64,11 +80,15 @@ class StepDecisions:
             return self.reopen(event)
         if event.reason and index in self._rolled_back:
             error = f"{event.reason}, and once more when tried again"
-            return [*self.reopen(event), *self._state.finish("", error=error)]
+            effects = self.reopen(event)
+            if self._state.settings.all_or_nothing:
+                return effects + self.give_up(self._state.mode.open_steps[0], error, [], now)
+            return [*effects, *self._state.finish("", error=error)]
         # A stretch is not tried again: its steps are, one by one, and the first of them has its index.
         if event.reason and not event.step.plan.apart:
             self._rolled_back.add(index)
-        return [*self.reopen(event, goes_on=True), *self._state.lend(self._state.members, now)]
+        effects = [*self.reopen(event, goes_on=True), *self._decide_put_off(now)]
+        return [*effects, *self._state.lend(self._state.members, now)]
 
     def reopen(self, event: ev.Undone, *, goes_on: bool = False) -> list[ev.Effect]:
         effects = self._state.rollback.undo(event, goes_on=goes_on)
@@ -76,22 +96,57 @@ class StepDecisions:
             self._state.version = event.step.version
         return effects
 
+    def give_up(self, work: OpenStep, reason: str, nodes: list[str], now: float) -> list[ev.Effect]:
+        """Set a whole step aside: nothing of it is applied, and the version grows without it."""
+        state, step = self._state, work.plan
+        whole = Span(0, step.count)
+        effects: list[ev.Effect] = [
+            *state.rollback.cancel_leases(step.index),
+            ev.SetAside(step, whole, reason, nodes, is_all=True),
+        ]
+        state.version += 1
+        for (epoch, batch), samples in zip(step.keys, step.sizes, strict=True):
+            state.accounts.aside.append(Aside(epoch, batch, samples, reason, tuple(nodes)))
+        complete = state.mode.set_aside(step.index, whole)
+        return effects + (self.complete(complete, now) if complete is not None else [])
+
+    def withdrawn(self, event: ev.Withdrawn, now: float) -> list[ev.Effect]:
+        """The caller no longer waits for a step: set it aside."""
+        for work in self._state.mode.open_steps:
+            if work.plan.epoch == event.epoch:
+                return self.give_up(work, event.reason, [], now)
+        return []
+
     def stepped(self, event: ev.Stepped, now: float) -> list[ev.Effect]:
         """The learner has applied steps: evaluate, save and lend, if that is due."""
         state = self._state
-        before = state.progress.steps
         effects = self.count(event)
         waiting: Iterable[Member] = ()
         for step in event.steps:
             waiting = state.mode.stepped(step)
         ending = state.finish_if_settled()
-        every = state.settings.evaluate_every
-        is_due = state.progress.steps // every > before // every if every else bool(effects)
         # The end has an evaluation of its own.
-        if state.settings.evaluates and is_due and not state.is_finished:
-            effects.append(ev.Evaluate(state.progress.steps))
-        effects += [*ending, *self.save_if_due(now), *(state.lend(waiting, now) if waiting else ())]
-        return effects
+        if not state.is_finished:
+            effects += self._evaluate_if_due()
+        if state.validation.comes_first:
+            waiting = state.members
+        effects += [*ending, *self._decide_put_off(now), *self.save_if_due(now)]
+        return [*effects, *(state.lend(waiting, now) if waiting else ())]
+
+    def evaluated(self, event: ev.Evaluated, now: float) -> list[ev.Effect]:
+        """An evaluation has ended: training goes on, if it waited for that."""
+        state = self._state
+        state.evaluations.end(state.progress, now)
+        state.validation.close()
+        return [*self._decide_put_off(now), *state.finish_if_settled(), *state.lend(state.members, now)]
+
+    def _evaluate_if_due(self) -> list[ev.Effect]:
+        effects = self._state.evaluations.begin_if_due(self._state.progress)
+        if not self._state.validation.is_on or not any(isinstance(each, ev.Evaluate) for each in effects):
+            return effects
+        # Nodes measure a validation set; otherwise the coordinator evaluates.
+        self._state.validation.want()
+        return [each for each in effects if not isinstance(each, ev.Evaluate)]
 
     def count(self, event: ev.Stepped) -> list[ev.Effect]:
         effects: list[ev.Effect] = []
@@ -111,15 +166,17 @@ class StepDecisions:
     def cut(self, now: float) -> Cut:
         """What a checkpoint must hold of all that is decided so far."""
         state = self._state
-        undone = [work.plan for work in state.mode.open_steps] + state.plan.undone
+        begun = [*state.mode.open_steps, *state.mode.put_off]
+        undone = [work.plan for work in begun] + state.plan.undone
         norms = state.norm_check.limits.state()
         cut = state.tally.cut(state.version, state.plan.cursor, undone, state.seconds(now), norms)
         rounds = state.plan.rounds
         # Only a choice that was made: another one may be made again.
-        return replace(cut, round_lengths=str(rounds)) if rounds and not self._round_choice.is_open else cut
+        lengths = str(rounds) if rounds and not self._round_choice.is_open else None
+        return replace(cut, round_lengths=lengths, evaluated=state.evaluations.ended)
 
     def resume(self, cut: Cut) -> list[ev.Effect]:
-        """Continue from a cut; returns what to say of epochs that are complete."""
+        """Continue from a cut; returns what to say of complete epochs, and an evaluation that is due."""
         state = self._state
         state.version = cut.version
         state.seconds_before = cut.seconds
@@ -131,7 +188,10 @@ class StepDecisions:
         self._schedule.count_from(cut.progress.steps, 0.0)
         for each in state.tally.resume(cut):
             state.plan.retry_batch(each.epoch, each.batch, each.samples)
-        return [effect for epoch in sorted(state.accounts.batches) for effect in state.end_epoch(epoch)]
+        effects = [effect for epoch in sorted(state.accounts.batches) for effect in state.end_epoch(epoch)]
+        # An evaluation that was under way when the earlier life ended is made up for.
+        state.evaluations.resume(cut.evaluated, cut.progress)
+        return [*effects, *self._evaluate_if_due()]
 
     def save_if_due(self, now: float) -> list[ev.Effect]:
         steps = self._state.tally.decided_steps

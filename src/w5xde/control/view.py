@@ -6,6 +6,7 @@ from w5xde.control.pool.members import Members
 from w5xde.control.run_state import RunState
 from w5xde.control.step_decisions import StepDecisions
 from w5xde.control.steps.cut import Accounts, Cut, Progress
+from w5xde.control.steps.evaluation_schedule import HOLD
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import OpenStep
 from w5xde.control.steps.plan import Plan
@@ -65,6 +66,16 @@ class CoreView:
     def has_started(self) -> bool:
         """Whether a lease was granted in this life of the coordinator."""
         return self._state.started_at is not None
+
+    @property
+    def holds_for_evaluations(self) -> bool:
+        """Whether training waits for each evaluation, because its result decides how training goes on."""
+        return self._state.settings.evaluation_policy == HOLD
+
+    @property
+    def waits_for_evaluation(self) -> bool:
+        """Whether no step begins until an evaluation has ended."""
+        return self._state.evaluations.holds
 
     def lease(self, number: int) -> Lease | None:
         """The lease of this number, if it is outstanding."""

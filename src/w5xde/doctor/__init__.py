@@ -54,7 +54,7 @@ def _prospect(settings: Settings, target: Target | None, job: str) -> Prospect:
             why="a coordinator answers nothing without one, and the speed of the link must be measured",
             fix=f"w5xde doctor @ticket {job}",
         )
-    return Prospect(load_job(job), settings.batch_size, settings.device)
+    return Prospect(load_job(job), settings.batch_size, settings.devices)
 
 
 def _show(view: View, finding: Finding) -> None:

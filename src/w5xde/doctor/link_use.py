@@ -140,9 +140,13 @@ class Prediction:
             text = f"at {link}, sync would use {sync} of this machine"
             return f"{text}: use --mode sync, which needs fewer samples"
         text = f"at {link}, sync would use {sync} of this machine, rounds of {length} {rounds}"
-        text += ": use --mode rounds"
-        # The probe was too short to say more.
-        return f"{text}, unless the link is far faster than that" if link.bound == "at least" else text
+        if link.bound != "at least":
+            return f"{text}: use --mode rounds"
+        # The probe was too short to say how fast the link is: by its delay alone, sync may be as good.
+        by_delay = self.step.seconds / (self.step.seconds + link.talk_seconds(0, 0))
+        if self.rounds <= ROUNDS_SAMPLES * by_delay:
+            return f"{text}: try --mode sync first, and --mode rounds if nodes wait"
+        return f"{text}: use --mode rounds, unless the link is far faster than that"
 
     def _said(self, share: float) -> str:
         return f"{self.link.bound} {_percent(share)}"

@@ -61,8 +61,8 @@ def machine_checks(settings: Settings) -> list[Check]:
         # The first import after an installation reads a gigabyte.
         Check("torch", 120.0, check_torch),
         # A driver that is started for the first time may take long.
-        Check("device", 60.0, lambda: check_device(settings.device)),
-        Check("compute", 60.0, lambda: check_compute(settings.device)),
+        Check("device", 60.0, lambda: check_device(settings.devices)),
+        Check("compute", 60.0, lambda: check_compute(settings.devices)),
     ]
 
 
@@ -269,7 +269,7 @@ def check_device(wanted: str) -> Iterator[Finding]:
 
     device = choose_device(wanted)
     if not _multiplies_well(device):
-        fix = "look at its driver; --device cpu works without it"
+        fix = "look at its driver; --devices cpu works without it"
         yield Finding("device", "error", f"{device} multiplies wrongly", fix, "W5-301")
         return
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{core_count()} cores"

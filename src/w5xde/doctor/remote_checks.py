@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import w5xde
-from w5xde.api import find_ticket, parse_address
+from w5xde.api import find_ticket
 from w5xde.doctor.finding import Check, Finding, State
 from w5xde.doctor.greeting import greeting, receive
 from w5xde.doctor.link_probe import measure_link
@@ -30,7 +30,7 @@ from w5xde.protocol.wire import Decoder, encode
 from w5xde.runtime.net import tls
 from w5xde.runtime.net.sockets import is_here
 from w5xde.runtime.node.limits import WELCOME_LIMITS
-from w5xde.ticket import Ticket
+from w5xde.ticket import Ticket, parse_address
 
 DIAL_SECONDS = 5.0
 GREETING_SECONDS = 5.0
@@ -67,7 +67,7 @@ class Prospect:
     """A job that this machine may help with."""
 
     job: Job
-    batch_size: int
+    batch_size: int | None
     device: str
 
 

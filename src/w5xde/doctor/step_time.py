@@ -35,7 +35,7 @@ class NoDataHere(Exception):
         self.code = error.code
 
 
-def time_step(job: Job, welcome: Welcome, batch_size: int, device: str) -> TimedStep:
+def time_step(job: Job, welcome: Welcome, batch_size: int | None, device: str) -> TimedStep:
     """Build the job and time a step; JoinError if its model or its data differ from the run's.
 
     Raises NoDataHere if there is no batch to compute.
@@ -47,7 +47,7 @@ def time_step(job: Job, welcome: Welcome, batch_size: int, device: str) -> Timed
         return _time_step(job, welcome, batch_size, device)
 
 
-def _time_step(job: Job, welcome: Welcome, batch_size: int, device: str) -> TimedStep:
+def _time_step(job: Job, welcome: Welcome, batch_size: int | None, device: str) -> TimedStep:
     from w5xde.learn.data.payload import Packer
     from w5xde.learn.job.node_setup import prepare_node
     from w5xde.learn.model.device import choose_device
@@ -57,7 +57,7 @@ def _time_step(job: Job, welcome: Welcome, batch_size: int, device: str) -> Time
 
     parts = prepare_node(job, welcome, choose_device(device))
     samples, batch = _first_batch(job, welcome, batch_size)
-    packer = Packer()
+    packer = Packer(parts.trainer.types)
     packer.pack(batch)
     task = Task(0, Span(0, 1), 1, samples, [(0, samples, batch)])
     trained = [entry for entry in welcome.layout.entries if entry.role == TRAINED]
@@ -74,7 +74,7 @@ def _time_step(job: Job, welcome: Welcome, batch_size: int, device: str) -> Time
     )
 
 
-def _first_batch(job: Job, welcome: Welcome, batch_size: int) -> tuple[int, object]:
+def _first_batch(job: Job, welcome: Welcome, batch_size: int | None) -> tuple[int, object]:
     from w5xde.learn.job.build import build_source
 
     try:

@@ -12,14 +12,39 @@ from __future__ import annotations
 import difflib
 import re
 
+from w5xde.explanations.data import DATA
+from w5xde.explanations.evaluating import EVALUATING
 from w5xde.explanations.explanation import Explanation
+from w5xde.explanations.frameworks import FRAMEWORKS
 from w5xde.explanations.job import JOB
 from w5xde.explanations.joining import JOINING
+from w5xde.explanations.pool import POOL
 from w5xde.explanations.running import RUNNING
+from w5xde.explanations.sent_code import SENT_CODE
 from w5xde.explanations.tickets import TICKETS
 
 EXPLANATIONS: dict[str, Explanation] = {
-    each.code: each for each in sorted([*JOINING, *TICKETS, *JOB, *RUNNING], key=lambda each: each.code)
+    each.code: each
+    for each in sorted(
+        [*JOINING, *TICKETS, *JOB, *DATA, *EVALUATING, *POOL, *SENT_CODE, *FRAMEWORKS, *RUNNING],
+        key=lambda each: each.code,
+    )
+}
+
+# What the exit codes of the command mean.
+EXIT_CODES = {
+    0: "the run is over, or the command did what it should",
+    75: "`train`, `serve` or `join` was stopped before the run was over (Ctrl-C, SIGTERM): try again, with"
+    " `--resume`",
+    2: "a mistake on the command line or in a setting: trying again does not help",
+    20: "the job cannot be trained as it is written: its file, model, data, loss or optimizer",
+    40: "the run folder cannot be used, for example because its `--name` is taken",
+    10: "this machine cannot join: the ticket is damaged, no coordinator answers or it refuses, or nobody"
+    " agreed to run its code",
+    30: "training cannot go on",
+    1: "`audit` found a violation, or `doctor` an error",
+    70: "an internal error",
+    130: "another command was interrupted",
 }
 
 # How users may write a code: W5-103, w5-103, w5103, 103, or the whole error[W5-103]:
@@ -72,6 +97,12 @@ def document() -> str:
         "",
         "Every error has a code, and `w5xde explain CODE` prints what stands here. This file is written by",
         "`make docs` from `src/w5xde/explanations`; edit that.",
+        "",
+        "## Exit codes",
+        "",
+        "| exit code | meaning |",
+        "|---|---|",
+        *(f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()),
     ]
     family = ""
     for each in EXPLANATIONS.values():

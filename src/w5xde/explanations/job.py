@@ -24,9 +24,9 @@ JOB = [
     Explanation(
         "W5-203",
         "the data set, or a sample of it, cannot be used",
-        "batches travel as tensors, numbers and strings, or lists, tuples and dicts of them; and a data"
-        " set has __len__ and __getitem__, or can be iterated from the start again and again.",
-        "convert the parts of a sample in __getitem__, and return the data set itself, not a DataLoader.",
+        "batches travel as tensors, numbers and strings, or lists, tuples, dicts and dataclasses of them; and"
+        " a data set has __len__ and __getitem__, or can be iterated from the start again and again.",
+        "convert the parts of a sample in __getitem__ or in Job(collate=…).",
         "def __getitem__(self, i):\n    return to_tensor(Image.open(self.paths[i])), self.labels[i]",
     ),
     Explanation(
@@ -34,7 +34,7 @@ JOB = [
         "the data set is empty, its samples cannot be stacked, or have no numbers for --data local or cached",
         "a batch is made by stacking samples, so all must have one shape; and nodes that read their own"
         " copy, or keep samples, must be able to find any sample by its number.",
-        "pad or crop samples to one shape, use --batch-size 1, or use --data stream.",
+        "pad samples in Job(collate=…), crop them to one shape, or use --data stream.",
         "w5xde train train.py --data stream",
     ),
     Explanation(
@@ -100,9 +100,9 @@ JOB = [
         " formula. Its gradients differ by more than rounding, most in the layer that is named: its job"
         " file is another one (a layer, an activation, the loss), it computes in another precision, or"
         " the device or its driver computes wrongly.",
-        "use the coordinator's job file and version of torch; compare with --device cpu on the same"
+        "use the coordinator's job file and version of torch; compare with --devices cpu on the same"
         " machine. If you know that the difference is right, start the coordinator with --no-canary.",
-        "w5xde doctor\nw5xde join @ticket train.py --device cpu",
+        "w5xde doctor\nw5xde join @ticket --devices cpu",
     ),
     Explanation(
         "W5-213",
@@ -118,9 +118,9 @@ JOB = [
         "with --verify the coordinator computes a share of the work again and compares. The loss draws random"
         " numbers (dropout, noise), and other kinds of devices draw other ones under the same seed: what this"
         " node computes could not be compared, so that it could cheat unnoticed.",
-        "join with a device that draws like the coordinator's (--device cpu), or start the run without"
+        "join with a device that draws like the coordinator's (--devices cpu), or start the run without"
         " --verify.",
-        "w5xde join @ticket train.py --device cpu",
+        "w5xde join @ticket --devices cpu",
     ),
     Explanation(
         "W5-216",
@@ -188,9 +188,9 @@ JOB = [
     Explanation(
         "W5-228",
         "this scheduler cannot be used",
-        "it needs a metric at each step, and there is none between two evaluations.",
-        "use a schedule over steps.",
-        "scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10_000)",
+        "ReduceLROnPlateau is stepped by the result of each evaluation, and the job has none.",
+        "let the job evaluate, or use a schedule over steps.",
+        "w5xde.Job(…, evaluate=evaluate, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau)",
     ),
     Explanation(
         "W5-229",
@@ -212,7 +212,8 @@ JOB = [
         "the loss differs for the same batch under the same seed",
         "it depends on what was computed before, or draws from a generator of its own; each machine would"
         " train another model.",
-        "keep state in a buffer, draw from torch's global generator, or use --mode async without --verify.",
+        "keep state in a buffer, draw from torch's global generator, read w5xde.current() in place of a"
+        " counter of your own, or use --mode async without --verify.",
         "w5xde train train.py --mode async",
     ),
     Explanation(
@@ -265,19 +266,40 @@ JOB = [
         "ulimit -n 4096\nw5xde train train.py --nodes 1000",
     ),
     Explanation(
-        "W5-250",
-        "nodes cannot keep the samples of this data set",
-        "with --data cached a sample is sent once and used again in later epochs. So it must be the same"
-        " whenever it is read (no random augmentation, no data that changes), and hold tensors and numbers"
-        " alone. Some samples are read twice before training, and the first batch of each epoch again.",
-        "send batches in every epoch; or augment in the loss: there torch is seeded for each batch.",
-        "w5xde train train.py --data stream",
+        "W5-242",
+        "the job file trains while it is being loaded",
+        "w5xde executes the whole file to find its job, on the coordinator and on every node. A call of"
+        " w5xde.train, serve or join, or a loop of a w5xde.Pool, at the top level would then start a run"
+        " of its own.",
+        "put the call under the guard, where only  python train.py  reaches it.",
+        'if __name__ == "__main__":\n    w5xde.train(job, nodes=4)',
     ),
     Explanation(
-        "W5-251",
-        "not even one sample fits into the cache",
-        "nodes keep at most --cache-bytes of samples in a file.",
-        "make it larger, or send batches in every epoch.",
-        "w5xde train train.py --data cached --cache-bytes 4000000000",
+        "W5-243",
+        "the model counts or remembers batches in a Python attribute",
+        "a number or a tensor that is neither a parameter nor a buffer changes each time the same batch is"
+        " computed (self.calls += 1). Nodes do not share it: each would count its own batches alone, and the"
+        " weights would depend on which nodes helped.",
+        "register a buffer for what must be remembered: every batch of a step gets that of the step. For a"
+        " schedule, read the step: it is the same on every node.",
+        "def loss(model, batch):\n"
+        "    weight = min(1.0, w5xde.current().step / 1000)\n"
+        "    return reconstruction(model, batch) + weight * divergence(model, batch)",
+    ),
+    Explanation(
+        "W5-244",
+        "w5xde.current() was called outside of a loss",
+        "it says for which step, epoch and batch a loss is computed, and only a loss is computed for any:"
+        " not the model's construction, the data set, evaluate() or a callback.",
+        "call it inside loss(model, batch), or in the forward pass that the loss calls.",
+        "def loss(model, batch):\n    step = w5xde.current().step",
+    ),
+    Explanation(
+        "W5-280",
+        "no node of this machine could go on",
+        "w5xde join runs several nodes here, and each of them was killed, or could not be started: memory ran"
+        " out, a limit of the system was reached, or the job crashes the interpreter.",
+        "start fewer nodes, or one, which shows what happens to it; look for the killer in the system's log.",
+        "w5xde join @ticket --nodes 1\ndmesg | tail",
     ),
 ]

@@ -21,7 +21,7 @@ JOINING = [
         " coordinator that was started without --host listens only on its own machine.",
         "start the coordinator, with --host 0.0.0.0 if other machines must reach it, and use the line"
         " that it prints.",
-        "w5xde serve train.py --host 0.0.0.0 --ticket-file ticket\nw5xde join @ticket train.py",
+        "w5xde serve train.py --host 0.0.0.0 --ticket-file ticket\nw5xde join @ticket",
     ),
     Explanation(
         "W5-104",
@@ -45,7 +45,7 @@ JOINING = [
         "this node lost its coordinator, connected to the same address again, and found another run"
         " there. It does not work for a run that its user did not choose.",
         "join again by hand if you mean the new run.",
-        "w5xde join @ticket train.py",
+        "w5xde join @ticket",
     ),
     Explanation(
         "W5-110",
@@ -72,7 +72,7 @@ JOINING = [
         "fix what the message names, and join again. A node whose updates were wrong stays banned until"
         " the user of the coordinator lifts the ban (w5xde ticket unban). If other machines have no"
         " trouble, check this one's device, memory and version with w5xde doctor.",
-        "w5xde doctor\nw5xde join @ticket train.py",
+        "w5xde doctor\nw5xde join @ticket",
     ),
     Explanation(
         "W5-120",
@@ -90,7 +90,7 @@ JOINING = [
         " even one batch fits into its memory.",
         "use the coordinator's job file and the same version of w5xde on every machine; for a node with"
         " little memory, use smaller batches.",
-        "w5xde join @ticket train.py\nw5xde serve train.py --batch-size 8",
+        "w5xde join @ticket\nw5xde serve train.py --batch-size 8",
     ),
     Explanation(
         "W5-122",

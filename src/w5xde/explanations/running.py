@@ -9,9 +9,9 @@ RUNNING = [
         "W5-301",
         "the device that was asked for is not here",
         "torch was built without it, its driver does not work, or its name is misspelt.",
-        "--device auto takes the best there is, --device cpu always works; or install the build of torch"
+        "--devices auto takes the best there is, --devices cpu always works; or install the build of torch"
         " for it.",
-        "w5xde doctor\nw5xde join @ticket train.py --device cpu",
+        "w5xde doctor\nw5xde join @ticket --devices cpu",
     ),
     Explanation(
         "W5-302",
@@ -19,14 +19,14 @@ RUNNING = [
         "something failed here that no batch is responsible for: the device was lost, memory ran out, or"
         " there is a bug in w5xde. The pool goes on without this node.",
         "join again; if it happens again, look at the device and the memory, and at what --log verbose adds.",
-        "w5xde doctor\nw5xde join @ticket train.py --log verbose",
+        "w5xde doctor\nw5xde join @ticket --log verbose",
     ),
     Explanation(
         "W5-303",
         "this system cannot fork or freeze processes",
         "local nodes and benchmarks are forked, and chaos freezes processes; Windows can do neither.",
         "start nodes by hand in other terminals, or use Linux or macOS.",
-        "w5xde serve train.py --ticket-file ticket\nw5xde join @ticket train.py",
+        "w5xde serve train.py --ticket-file ticket\nw5xde join @ticket",
     ),
     Explanation(
         "W5-304",
@@ -42,7 +42,7 @@ RUNNING = [
         "a step makes the weights infinite, batches fail on every node, or no node is left. The message"
         " has the reason; earlier checkpoints are kept.",
         "lower the learning rate or clip the gradient; correct the data or the loss and resume; or leave"
-        " bad batches out.",
+        " bad batches out. The message has the advice that fits.",
         "w5xde train --resume latest --skip-bad-batches",
     ),
     Explanation(
@@ -107,8 +107,8 @@ RUNNING = [
     Explanation(
         "W5-405",
         "the job does not fit the run that is resumed",
-        "model, optimizer, scheduler or the number of samples are not those that the run began with, so"
-        " its state cannot be loaded.",
+        "model, optimizer, scheduler, sampler or the number of samples are not those that the run began with,"
+        " so its state cannot be loaded, or samples would count twice.",
         "resume with the job file the run was started with, or start a new run.",
         "w5xde train --resume latest",
     ),

@@ -11,7 +11,7 @@ TICKETS = [
         "a ticket is one long word that begins with w5; its length and checksum show that characters are"
         " missing, were added, or were changed.",
         "copy the whole line again, use a file, or make a new ticket where the coordinator runs.",
-        "w5xde ticket new latest\nw5xde join @ticket train.py",
+        "w5xde ticket new latest\nw5xde join @ticket",
     ),
     Explanation(
         "W5-105",
@@ -53,7 +53,7 @@ TICKETS = [
         "w5xde looks for it on the command line, in the file after an @, on standard input for -, and"
         " otherwise in W5XDE_TICKET.",
         "give it in one of these ways; a file is best on a machine with other users.",
-        "w5xde join @ticket train.py",
+        "w5xde join @ticket",
     ),
     Explanation(
         "W5-117",
@@ -85,7 +85,7 @@ TICKETS = [
         "the disk is full, or the folder is not writable; keys and credentials are kept in"
         " ~/.local/state/w5xde.",
         "make room, or name another folder with W5XDE_STATE.",
-        "export W5XDE_STATE=/data/w5xde-state\nw5xde join @ticket train.py",
+        "export W5XDE_STATE=/data/w5xde-state\nw5xde join @ticket",
     ),
     Explanation(
         "W5-412",

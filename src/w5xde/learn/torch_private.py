@@ -32,6 +32,16 @@ def write_count(tensor: Tensor) -> int:
     return tensor._version
 
 
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The parameters of this module, without those of its children."""
+    return module._parameters
+
+
+def has_hooks(tensor: Tensor) -> bool:
+    """Whether code registered hooks that autograd calls for the gradient of this tensor."""
+    return bool(tensor._backward_hooks)
+
+
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
     """The buffers of this module, without those of its children: assigning to an item replaces a buffer."""
     return module._buffers
@@ -172,13 +182,22 @@ def watch(compute: Callable[[], Tensor]) -> tuple[Tensor, list[KernelCall]]:
 
     Raises `NotRecordable` if the kernels are not all that determines the result.
     """
+    if has_compiled():
+        # Compiled code calls other things than kernels, and the compiler must not meet the watcher.
+        raise NotRecordable("a part of it may be compiled")
     watcher = _Watcher()
 
     def refuse(name: str) -> NoReturn:
         watcher.refuse(f"{name} gives a value to Python")
 
-    with _without_value_readers(refuse), _TensorSplitWatcher(refuse), watcher:
-        loss = compute()
+    try:
+        with _without_value_readers(refuse), _TensorSplitWatcher(refuse), watcher:
+            loss = compute()
+    except Exception as error:
+        if watcher.refusal:
+            # Code between here and `refuse` made another exception of it.
+            raise NotRecordable(watcher.refusal) from error
+        raise
     if watcher.refusal:
         # The user's code caught the exception that `refuse` raised.
         raise NotRecordable(watcher.refusal)
@@ -259,6 +278,12 @@ _UNCOMPILED = "__dynamo_disable"
 
 def compiler_is_loaded() -> bool:
     return "torch._dynamo" in sys.modules
+
+
+def has_compiled() -> bool:
+    """Whether torch's compiler has compiled any function in this process (`torch.compile`)."""
+    compiler = sys.modules.get("torch._dynamo.utils")
+    return compiler is not None and compiler.counters["frames"]["total"] > 0
 
 
 def avoid_compiler_import() -> None:

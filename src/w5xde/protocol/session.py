@@ -1,7 +1,7 @@
 """The conversation with one peer: a table of which side may send which message in which state.
 
     new ──Hello──▶ greeted ──Welcome──▶ checking ──Ready──▶ working ──Leave / Bye──▶ closed
-                      └──────Refuse──────────┴───────────────────┘
+                      └──Offer / Refuse──────┴───────────────────┘
 
 Both ends hold a `Session`. Messages may cross on the wire: after our own last message we still accept
 messages of the peer, and ignore them. Knows no sockets and no clock.
@@ -18,7 +18,7 @@ NODE, COORDINATOR = "node", "coordinator"
 # (state, sending side) -> legal messages -> the state after each
 TABLE: dict[tuple[str, str], dict[type, str]] = {
     (NEW, NODE): {msg.Hello: GREETED},
-    (GREETED, COORDINATOR): {msg.Welcome: CHECKING, msg.Refuse: CLOSED},
+    (GREETED, COORDINATOR): {msg.Welcome: CHECKING, msg.Offer: CLOSED, msg.Refuse: CLOSED},
     (GREETED, NODE): {msg.Leave: CLOSED},
     (CHECKING, NODE): {msg.Ready: WORKING, msg.Beat: CHECKING, msg.Leave: CLOSED},
     (CHECKING, COORDINATOR): {msg.Beat: CHECKING, msg.Refuse: CLOSED, msg.Bye: CLOSED},
@@ -28,7 +28,7 @@ TABLE: dict[tuple[str, str], dict[type, str]] = {
         **dict.fromkeys((msg.Refuse, msg.Bye), CLOSED),
     },
 }
-WITH_BODY = (msg.Welcome, msg.Ready, msg.Params, msg.Difference, msg.Work, msg.Update)
+WITH_BODY = (msg.Welcome, msg.Offer, msg.Ready, msg.Params, msg.Difference, msg.Work, msg.Update)
 
 
 class Session:

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from w5xde.errors import LocalProtocolError, RemoteProtocolError
-from w5xde.messages import Beat, Bye, Hello, Leave, Message, Ready, Refuse, Welcome
+from w5xde.messages import Beat, Bye, Hello, Leave, Message, Offer, Ready, Refuse, Welcome
 from w5xde.sanitize import harmless
 
 MAGIC = b"W5"
@@ -36,13 +36,15 @@ PLACE_BYTES = _PLACE.size
 SCRATCH_BYTES = 64 * 1024
 
 _encoder = msgspec.msgpack.Encoder()
-Words = Literal["all", "greeting", "welcome"]
+Words = Literal["all", "greeting", "welcome", "offer"]
 # Before a node works, only the messages that are legal then are decoded: a batch in 4 KiB would become 100
 # KiB of objects.
 _decoders: dict[Words, msgspec.msgpack.Decoder[Any]] = {
     "all": msgspec.msgpack.Decoder(Message),
     "greeting": msgspec.msgpack.Decoder(Hello | Ready | Beat | Leave),
     "welcome": msgspec.msgpack.Decoder(Welcome | Refuse | Beat | Bye),
+    # For a node that asked for the job's code.
+    "offer": msgspec.msgpack.Decoder(Offer | Refuse),
 }
 
 

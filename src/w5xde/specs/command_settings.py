@@ -1,4 +1,4 @@
-"""Which settings each command has, and where its defaults differ from the schema's. Knows no values."""
+"""Which settings each command has, how help groups them, and which defaults differ. Knows no values."""
 
 from __future__ import annotations
 
@@ -9,44 +9,67 @@ _TRAINING = [
     "batch_size",
     "batches_per_step",
     "scale_for_batch",
-    "staleness",
-    "delay_correction",
-    "local_steps",
-    "round_rate",
     "clip_norm",
     "precision",
     "seed",
     "shuffle",
-    "steps",
-    "epochs",
-    "seconds",
-    "evaluate_every",
-    "data",
-    "cache_bytes",
-    "loader_workers",
-    "compress",
+    "drop_last",
+    "staleness",
+    "delay_correction",
+    "local_steps",
+    "round_rate",
+    "plateau_metric",
     "recording",
 ]
+_LENGTH = ["epochs", "steps", "seconds", "evaluate_every", "evaluate"]
+_DATA = ["data", "cache_bytes", "loader_workers", "compress"]
 _TRUST = ["max_update_norm", "verify", "robust", "canary"]
+_MACHINE = ["nodes", "devices", "threads"]
 _SOCKETS = ["road", "socket_buffer", "tcp_nodelay", "tcp_keepalive", "tcp_quickack"]
 _TLS = ["tls_cert", "tls_key", "tls_ca"]
 _ENTRANCE = ["host", "port", "advertise", "ticket_file", "insecure", "new_identity", *_TLS]
-_PLACE = ["nodes", "device", "threads", *_ENTRANCE, *_SOCKETS]
 _RUN = ["resume", "name", "runs"]
-_KEEPING = ["checkpoint_every", "keep_checkpoints", "durability", "skip_bad_batches", *_RUN]
+_KEEPING = [*_RUN, "override", "checkpoint_every", "keep_checkpoints", "durability", "skip_bad_batches"]
 _SHOWING = ["log", "json"]
+_COORDINATING = [
+    *_TRAINING, *_LENGTH, *_DATA, *_MACHINE, "ship", *_ENTRANCE, *_SOCKETS, *_TRUST, *_KEEPING, *_SHOWING
+]  # fmt: skip
 # Settings for one start only: a resumed run does not inherit them.
-FOR_ONCE = ["new_identity", *_SHOWING]
+FOR_ONCE = ["new_identity", "override", *_SHOWING]
 COMMAND_SETTINGS: dict[str, list[str]] = {
-    "train": [*_TRAINING, *_TRUST, *_PLACE, *_KEEPING, *_SHOWING],
-    "serve": [*_TRAINING, *_TRUST, *_PLACE, *_KEEPING, *_SHOWING],
-    "join": ["node_name", "device", "wait", "cache_bytes", *_TLS, *_SOCKETS, *_SHOWING],
+    "train": _COORDINATING,
+    "serve": _COORDINATING,
+    "join": [
+        "nodes",
+        "devices",
+        "node_name",
+        "accept_code",
+        "wait",
+        "cache_bytes",
+        "loader_workers",
+        *_TLS,
+        *_SOCKETS,
+        *_SHOWING,
+    ],
+    # No command of the command line, but the settings of `w5xde.Pool`.
+    "pool": [
+        "seed",
+        "precision",
+        "compress",
+        "recording",
+        "verify",
+        "canary",
+        *_MACHINE,
+        *_ENTRANCE,
+        *_SOCKETS,
+        "log",
+    ],
     "ticket": ["runs", "json"],
     "demo": ["nodes", "name", "runs", *_SHOWING],
     "audit": ["runs", "json"],
     "export": ["runs", "json"],
     "explain": ["json"],
-    "doctor": ["host", "port", "runs", "device", "batch_size", "json"],
+    "doctor": ["host", "port", "runs", "devices", "batch_size", "json"],
 }
 # Defaults of a command that differ from the schema.
 COMMAND_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -54,3 +77,22 @@ COMMAND_DEFAULTS: dict[str, dict[str, Any]] = {
     "demo": {"nodes": 3},
     "doctor": {"port": 5555},
 }
+# The groups in which help shows settings, in this order.
+GROUPS: dict[str, list[str]] = {
+    "how to train": _TRAINING,
+    "how long": _LENGTH,
+    "data": _DATA,
+    "this machine": [*_MACHINE, "node_name"],
+    "code that comes with the run": ["ship", "accept_code"],
+    "the network": [*_ENTRANCE, "wait", *_SOCKETS],
+    "trust": _TRUST,
+    "the run": _KEEPING,
+    "output": _SHOWING,
+}
+# The settings that most people use; help shows the others only if it is asked for all.
+COMMON = {
+    "mode", "batch_size", "batches_per_step", "epochs", "steps", "data", "nodes", "devices", "threads",
+    "node_name", "accept_code", "ship", "host", "resume", "name", "json",
+}  # fmt: skip
+# A command with no more settings than this shows all of them.
+FEW_SETTINGS = 8

@@ -7,13 +7,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
+
+from w5xde.specs.setting_error import SettingError
 
 OFF = "off"
 MEDIAN = "median"
 # Half of the most nodes that a run can have.
 TRIM_MAX = 499
 _SPEC = re.compile(r"trim:([1-9]\d{0,2})")
+# The setting; `require_robust` checks it.
+RobustSetting = Annotated[
+    str,
+    Meta(
+        description="sync: leave out extreme gradients: trim:B (of each number the B largest and the B"
+        " smallest, with 2B+1 nodes or more), median, off. The bits then depend on which nodes helped"
+    ),
+]
 
 
 class Robust(NamedTuple):
@@ -50,12 +62,14 @@ def require_robust(setting: str, mode: str, step_batches: Callable[[], int]) -> 
     if rule is None:
         return
     if mode == "async":
-        raise ValueError(
+        raise SettingError(
             f"robust {setting} compares the gradients of several nodes for one step, and in mode"
-            " async each step has one node: use mode sync, or robust off and verify 0.1"
+            " async each step has one node",
+            fix="use mode sync, or robust off and verify 0.1",
         )
     if step_batches() < rule.needs:
-        raise ValueError(
+        raise SettingError(
             f"robust {setting} takes {rule.needs} nodes in a step, and batches-per-step"
-            f" {step_batches()} is too few for them: make it {rule.needs} or more"
+            f" {step_batches()} is too few for them",
+            fix=f"make it {rule.needs} or more",
         )

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from w5xde.compression import AUTO, AUTO_LOSSY, Directions, parse_compress
 from w5xde.specs.round_lengths import GROWTH_STEPS, ROUND_STEPS_MAX, RoundLengths
+from w5xde.specs.setting_error import SettingError
 
 # The setting `local-steps`, as the user gives it.
 LocalSteps: TypeAlias = int | str | None
@@ -26,9 +27,15 @@ def require_local_steps(mode: str, local_steps: LocalSteps, rate: float | None) 
     said = None if local_steps is None else str(local_steps)
     if mode != ROUNDS:
         if rate is not None:
-            raise ValueError(f"round-rate is for mode rounds, and the mode is {mode}")
+            raise SettingError(
+                f"round-rate is for mode rounds, and the mode is {mode}",
+                fix="leave it out, or use mode rounds",
+            )
         if said not in (None, "on", "off"):
-            raise ValueError(f"local-steps {said} is for mode rounds; in mode {mode} it is on or off")
+            raise SettingError(
+                f"local-steps {said} is for mode rounds; in mode {mode} it is on or off",
+                fix="leave it out, or use mode rounds",
+            )
         return
     if rate is not None and not 0 < rate < float("inf"):
         raise ValueError(f"round-rate {rate} must be a positive number")
@@ -69,8 +76,8 @@ def round_directions(setting: str) -> Directions:
     for spec in (found.up, found.down):
         if spec == AUTO_LOSSY or "int8" in spec:
             why = "chooses by the link" if spec == AUTO_LOSSY else "sends its errors later"
-            raise ValueError(
-                f"compress {spec} {why}, so that weights would depend on which node computed what: in mode"
-                f" rounds use auto ({ROUND_CODEC}), or other stages like bf16 or none"
+            raise SettingError(
+                f"compress {spec} {why}, so that weights would depend on which node computed what",
+                fix=f"in mode rounds use auto ({ROUND_CODEC}), or other stages like bf16 or none",
             )
     return Directions(*(ROUND_CODEC if spec == AUTO else spec for spec in (found.up, found.down)))

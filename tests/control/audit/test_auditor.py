@@ -64,6 +64,15 @@ def test_a_batch_set_aside_ends_the_run_and_is_tried_again_when_it_is_resumed() 
     assert found.steps == STEPS + 1
 
 
+def test_evaluations_may_be_of_any_step_that_was_made_and_old_ones_do_not_say_of_which() -> None:
+    records = Story().live("a", "b").records
+    for step, place in enumerate(places(records, "step")):
+        found = {"kind": "evaluated", "text": "", "step": step + 1, "epoch": 0, "metrics": {"loss": 1.0}}
+        records.insert(place + 1 + step, found)
+    records.insert(1, {"kind": "evaluated", "text": "evaluation: loss 1", "metrics": {"loss": 1.0}})
+    assert audited(records).violations == []
+
+
 def test_a_node_that_goes_in_the_middle_is_no_violation() -> None:
     story = Story().live("a", "b", steps=2)
     story.life.feed(ev.Left("a", "gone"))
@@ -262,6 +271,11 @@ def never_tried(records: Records) -> None:
     nth(records, "epoch", -1)["aside"] = batches
 
 
+def measured_too_early(records: Records) -> None:
+    found = {"kind": "evaluated", "text": "", "step": 2, "epoch": 0, "metrics": {"loss": 1.0}}
+    records.insert(places(records, "step")[0] + 1, found)
+
+
 def gap(records: Records) -> None:
     records.insert(5, {"kind": "gap", "records": 100})
 
@@ -298,6 +312,7 @@ LIES: dict[Callable[[Records], None], str] = {
     left_out: "calls epoch 1 complete, but batches",
     set_aside_and_counted: r"with \[1\] set aside",
     never_tried: "which never were",
+    measured_too_early: "measures the model of step 2, but only 1 steps are recorded",
     gap: "tells of a gap",
 }
 

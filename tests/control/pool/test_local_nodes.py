@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from w5xde.control.pool.local_nodes import (
-    ALONE_SECONDS,
+from w5xde.control.pool.local_nodes import ALONE_SECONDS, AbandonRun, Decision, LocalNodesCore
+from w5xde.control.pool.members import STALL_SECONDS
+from w5xde.control.pool.node_processes import (
     QUICK_ENDS_MAX,
     QUICK_SECONDS,
     STARTING_MAX,
     STARTING_SECONDS,
-    AbandonRun,
-    Decision,
-    LocalNodesCore,
     StartNode,
     TellUser,
 )
-from w5xde.control.pool.members import STALL_SECONDS
 
 
 def names(count: int) -> list[str]:

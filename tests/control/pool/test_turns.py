@@ -137,3 +137,12 @@ def test_on_a_machine_of_one_core_somebody_is_always_in_turn() -> None:
     for _ in range(50):
         members.loaded("box", 1.0)
     assert len(members.in_turn(members, 0.0)) == 1
+
+
+def test_a_node_that_may_use_one_core_only_does_not_keep_the_others_from_theirs() -> None:
+    members = Members()
+    members.join("pinned", 0.0, "box", 1)
+    for name in "abc":
+        members.join(name, 0.0, "box", 3)
+    assert members.parallel == 3
+    assert len(members.in_turn(members, 0.0)) == 3

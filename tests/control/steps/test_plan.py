@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from w5xde.control.steps.plan import Plan, StepPlan
+from w5xde.control.steps.plan import Cursor, Plan, StepPlan
 
 
 def plan(
@@ -166,3 +166,13 @@ def test_a_stretch_that_was_lost_is_planned_again_one_by_one() -> None:
     after = plan(samples=10, step=1)
     after.resume(before.cursor, [lost])
     assert all_steps(after) == all_steps(plan(samples=10, step=1))
+
+
+def test_a_step_has_its_number_in_the_plan_and_one_that_is_tried_again_that_of_the_resume() -> None:
+    of = plan(samples=40)
+    assert [of.number_of(step) for step in all_steps(of)] == list(range(10))
+    again = plan(samples=40)
+    again.resume(Cursor(7, 0, 14), [StepPlan(5, 0, 10, (2, 2), ends_epoch=False)])
+    again.retry_batch(0, 3, 2)
+    # However far the plan has come: a batch that is computed twice must be at the same place.
+    assert [again.number_of(step) for step in all_steps(again)] == [5, 7, 7, 8, 9]

@@ -10,6 +10,7 @@ from w5xde.control import events as ev
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.cut import Cut
 from w5xde.control.steps.plan import Plan
+from w5xde.control.trust.failures import SECOND_OPINION
 from w5xde.control.trust.norm_limits import AUTO, KNOWN_MIN
 
 OWN_NORM = 1.0
@@ -27,7 +28,7 @@ class Pool(Driver):
 
     def is_doubted(self, norm: float) -> bool:
         self.node = lambda work: self.answer(work, norm)
-        return any(note.kind == "doubt" for note in only(ev.Note, self.work()))
+        return any(note.kind == SECOND_OPINION for note in only(ev.Note, self.work()))
 
 
 @pytest.fixture

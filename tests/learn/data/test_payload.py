@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import warnings
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from typing import Any
 
 import msgspec
@@ -18,12 +18,10 @@ from w5xde.errors import JobError, RemoteProtocolError
 from w5xde.learn.data.payload import ALIGNMENT_BYTES, Packer, unpack
 from w5xde.learn.model.device import to_device
 from w5xde.learn.model.layout import DTYPES, dtype_name
-from w5xde.messages import Bytes, DictOf, Item, ListOf, TensorAt, TupleOf, Value
+from w5xde.message_types import Bytes, DictOf, Item, ListOf, TensorAt, TupleOf, Value
 
 QUANTIZED = {"qint8", "qint32", "quint8", "quint4x2", "quint2x4"}
 PLAIN_DTYPES = sorted(set(DTYPES) - QUANTIZED)
-
-Pair = namedtuple("Pair", "left right")
 
 
 @pytest.fixture(autouse=True)
@@ -225,7 +223,6 @@ UNSENDABLE: dict[str, tuple[Any, str]] = {
         r"the batch\['x'\]\[1\] holds a tests\.learn\.data\.test_payload\.Image",
     ),
     "a set": ((torch.ones(2), {1, 2}), r"the batch\[1\] holds a set"),
-    "a namedtuple": (Pair(1, 2), r"the batch holds a tests\.learn\.data\.test_payload\.Pair"),
     "a large integer": (2**64, "the batch holds an integer of more than 64 bits"),
     "a small integer": ([-(2**63) - 1], r"the batch\[0\] holds an integer of more than 64 bits"),
     "a sparse tensor": (torch.eye(3).to_sparse(), r"the batch holds a torch\.sparse_coo tensor"),

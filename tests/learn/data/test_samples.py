@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from w5xde.learn.data.packed_epochs import PackedEpochs
 from w5xde.learn.data.payload import pack_batch, unpack
+from w5xde.learn.data.recipe import Recipe, collate
 from w5xde.learn.data.samples import (
     SampleFormat,
     SampleSet,
@@ -23,8 +24,8 @@ from w5xde.learn.data.samples import (
     list_samples,
     listed_numbers,
 )
-from w5xde.learn.data.sources import collate, open_source
-from w5xde.messages import Item, ListOf, TensorAt
+from w5xde.learn.data.sources import open_source
+from w5xde.message_types import Item, ListOf, TensorAt
 
 SAMPLES: dict[str, Any] = {
     "pair": lambda i: (torch.full((3, 2), float(i)), i),
@@ -55,9 +56,10 @@ def test_a_batch_is_put_together_from_its_samples_bit_for_bit(name: str, count: 
     assert msgspec.msgpack.encode(form.item(count)) == msgspec.msgpack.encode(packed.item)
 
 
-def test_samples_of_packed_epochs_are_the_same() -> None:
+@pytest.mark.parametrize("sampler", [None, [9, 9, 1, 0, 2, 2, 2, 5, 3, 8]])
+def test_samples_of_packed_epochs_are_the_same(sampler: list[int] | None) -> None:
     data = torch.utils.data.TensorDataset(torch.randn(10, 3), torch.arange(10, dtype=torch.uint8))
-    source = open_source(data, batch_size=4, seed=0, shuffle=True)
+    source = open_source(data, batch_size=4, seed=0, shuffle=True, recipe=Recipe(sampler=sampler))
     packed = PackedEpochs.of(source)
     assert packed is not None
     plain = pack_batch(2, source.read(1, 2))
@@ -66,6 +68,18 @@ def test_samples_of_packed_epochs_are_the_same() -> None:
     rows = form.split(packed.batch(1, 2))
     assert rows is not None
     assert (rows == form.split(plain)).all()
+
+
+def test_only_what_a_slice_of_memory_can_give_is_packed_by_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = torch.utils.data.TensorDataset(torch.randn(10, 4))
+    how: dict[str, Any] = {"batch_size": 4, "seed": 0, "shuffle": True}
+    assert PackedEpochs.of(open_source(data, **how)) is not None
+    for recipe in (Recipe(collate=list), Recipe(sampler=lambda dataset, epoch, seed: [1])):
+        assert PackedEpochs.of(open_source(data, **how, recipe=recipe)) is None
+    # Drawn a thousand times, it is no small data set any more.
+    monkeypatch.setattr("w5xde.learn.data.packed_epochs.DATA_BYTES_MAX", 1000)
+    assert PackedEpochs.of(open_source(data, **how)) is not None
+    assert PackedEpochs.of(open_source(data, **how, recipe=Recipe(sampler=[1] * 100))) is None
 
 
 def test_what_has_no_row_for_each_sample_has_no_format() -> None:

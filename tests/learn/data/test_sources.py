@@ -297,10 +297,10 @@ def test_a_stream_without_samples_is_told():
         list(all_batches(opened(Streamed([])), 1, Start()))
 
 
-def test_a_loader_is_answered_with_what_to_return():
+def test_a_loader_in_place_of_a_data_set_is_answered_with_what_to_give():
     error = refused(DataLoader(TENSORS))
-    assert error.what == "data() returned a DataLoader"
-    assert "return its data set" in error.fix
+    assert "the data set is a DataLoader" in error.what
+    assert "give the data set of that loader" in error.fix
 
 
 @pytest.mark.parametrize(

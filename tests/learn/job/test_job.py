@@ -6,11 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.processes import run_python
+from w5xde.callbacks.ready import EarlyStopping
 from w5xde.config import parse_every
-from w5xde.errors import JobError
-from w5xde.learn.job.job import Job, describe, load_job
+from w5xde.errors import JobError, UsageError
+from w5xde.learn.job.job import Job, call, describe, load_job
+from w5xde.learn.job.named_job import load_named
 
 JOB = "Job(model=print, data=print, loss=print, optimizer=print)"
 HEADER = "from w5xde import Job\n"
@@ -39,6 +42,30 @@ def write(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(HEADER + text, encoding="utf-8")
     return path
+
+
+# --- a file that trains while it is loaded --------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["w5xde.train(job)", "w5xde.serve(job)", "w5xde.join('w5', job)"])
+@pytest.mark.parametrize("reference", ["train.py", "train.py:job", "train", "train:job"])
+def test_a_file_that_trains_at_its_top_level_is_refused_with_the_guard(here, call, reference):
+    write(here / "train.py", f"import w5xde\njob = {JOB}\n{call}\nopen('trained', 'w')")
+    error = refused(reference)
+    assert error.code == "W5-242"
+    assert call.partition("(")[0] in error.what
+    assert 'if __name__ == "__main__":' in error.fix
+    assert not (here / "trained").exists()
+    # What follows is not refused any more.
+    write(here / "train.py", f"import w5xde\njob = {JOB}\nif __name__ == '__main__':\n    {call}")
+    sys.modules.pop("train", None)
+    assert isinstance(load_job(reference), Job)
+
+
+def test_a_file_that_a_job_file_imports_is_loaded_with_it(here):
+    write(here / "helper.py", f"import w5xde\nw5xde.train({JOB})")
+    write(here / "train.py", f"import helper\njob = {JOB}")
+    assert refused("train.py").code == "W5-242"
 
 
 # --- found ----------------------------------------------------------------------------------------
@@ -221,8 +248,15 @@ def test_a_module_that_fails_is_told_as_such(here):
 def test_a_wrong_job_in_a_file_is_told_in_its_own_words(here):
     write(here / "train.py", JOB.replace("model=print", "model=3"))
     error = refused("train.py")
-    assert error.what == "Job(model=…) is int, not a function"
-    assert error.fix == "pass a function: Job(model=lambda …: …)"
+    assert error.what == "Job(model=…) is int, not a function (train.py, line 2)"
+    assert error.fix == "pass a function: Job(model=lambda: …)"
+
+
+def test_a_wrong_job_is_named_by_its_line_whichever_job_is_asked_for(here):
+    write(here / "train.py", f"good = {JOB}\n\nbad = {JOB.replace('loss=print', 'loss=3')}")
+    error = refused("train.py:good")
+    assert error.what == "Job(loss=…) is int, not a function (train.py, line 4)"
+    assert error.code == "W5-202"
 
 
 # --- Job ------------------------------------------------------------------------------------------
@@ -234,6 +268,42 @@ PARTS = {"model": print, "data": print, "loss": print, "optimizer": print}
 def test_every_part_of_a_job_must_be_a_function(part):
     with pytest.raises(JobError, match=rf"Job\({part}=…\) is int, not a function"):
         Job(**(PARTS | {part: 3}))
+
+
+@pytest.mark.parametrize(
+    ("part", "form"),
+    [
+        ("model", "lambda: …"),
+        ("loss", "lambda model, batch: …"),
+        ("optimizer", "lambda params: …"),
+        ("callbacks", "lambda: […]"),
+    ],
+)
+def test_the_advice_for_a_wrong_part_has_its_arguments(part, form):
+    with pytest.raises(JobError) as caught:
+        Job(**(PARTS | {part: []}))
+    assert caught.value.fix == f"pass a function: Job({part}={form})"
+
+
+def test_a_model_itself_is_refused_with_the_function_to_write():
+    with pytest.raises(JobError, match=r"Job\(model=…\) is a Linear itself") as caught:
+        Job(**(PARTS | {"model": torch.nn.Linear(2, 2)}))
+    assert caught.value.fix == "pass a function: Job(model=lambda: Linear(…))"
+    assert Job(**(PARTS | {"model": torch.nn.Identity})).model is torch.nn.Identity
+
+
+def test_an_error_of_ours_in_a_function_of_the_user_keeps_its_code_and_fix():
+    with pytest.raises(UsageError) as caught:
+        call("callbacks()", lambda: [EarlyStopping("fancy", patience=2)])
+    assert caught.value.code == "W5-260"
+    assert "mode=" in caught.value.fix
+
+
+@pytest.mark.parametrize("wrong", [{"model": print}, None, Path("train.py")])
+def test_something_that_is_no_job_is_told_what_to_give(wrong):
+    with pytest.raises(JobError, match=rf"the job is a {type(wrong).__name__}, neither") as caught:
+        load_named(wrong)
+    assert caught.value.code == "W5-206"
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -260,6 +330,16 @@ def test_an_exception_is_described_in_one_line_of_bounded_length():
     assert text.startswith("ValueError: one two xxx")
     assert len(text) < 600
     assert describe(KeyError()) == "KeyError"
+
+
+def test_an_exception_is_described_by_the_users_line_even_if_pythons_own_code_raised_it(tmp_path):
+    def users_code():
+        (tmp_path / "not" / "there").mkdir()
+
+    with pytest.raises(FileNotFoundError) as caught:
+        users_code()
+    line = users_code.__code__.co_firstlineno + 1
+    assert describe(caught.value).endswith(f"({Path(__file__).name}, line {line})")
 
 
 def test_an_exception_is_described_by_the_users_line_even_if_our_own_code_raised_it():

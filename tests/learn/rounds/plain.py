@@ -1,7 +1,8 @@
 """A plain program of rounds: one process, ordinary PyTorch. A pool in rounds mode must equal its bits.
 
 Shares no code with columns, learner, hand-over or codecs: of w5xde it knows which samples make a batch, the
-seed of each batch, and the length of each round. Differences travel as they are (`compress="none"`).
+seed of each batch, the length of each round, and how a loss is told where it is. Differences travel as they
+are (`compress="none"`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tests.learn.reference import Parameters, seed_all
 from w5xde import Job
 from w5xde.config import Settings
 from w5xde.learn.data.sources import MapSource
+from w5xde.learn.train.position import Position, at
 from w5xde.tree import batch_seed
 
 Tensors = dict[str, Tensor]
@@ -30,18 +32,20 @@ def train_rounds_plainly(job: Job, settings: Settings) -> nn.Module:
     master = job.model()
     seed_all(settings.seed)
     source = MapSource(
-        job.data(), batch_size=settings.batch_size, seed=settings.seed, shuffle=settings.shuffle
+        job.data(), batch_size=settings.batch_size, seed=settings.seed, shuffle=settings.shuffles
     )
     schedule = Schedule(job, master, rate_of(job, master, settings))
     replica = copy.deepcopy(master)
     before: dict[str, Any] | None = None
+    seen: dict[str, list[Tensor]] = {}
     step = 0
     for epoch, rows in rounds_of(source.samples, settings):
         rates = [schedule.next() for _ in rows]
+        place = (epoch, step, step_count(source.samples, settings))
         columns = []
         for k in range(len(rows[0])):
             batches = [row[k] for row in rows]
-            columns.append(column(job, settings, source, replica, epoch, batches, rates, step, before))
+            columns.append(column(job, settings, source, replica, place, batches, rates, before))
         total = sum(each["samples"] for each in columns)
         weights = [each["samples"] / total for each in columns]
         moved = tree([weighted(each["moved"], w) for each, w in zip(columns, weights, strict=True)])
@@ -50,7 +54,13 @@ def train_rounds_plainly(job: Job, settings: Settings) -> nn.Module:
             for name, parameter in master.named_parameters():
                 if name in moved:
                     parameter.add_(moved[name])
+            for passes in [each["passes"] for each in columns]:
+                seen = {name: seen.get(name, []) + values for name, values in passes.items()}
             for name, buffer in master.named_buffers():
+                if name in seen:
+                    # The mean over every pass of the run.
+                    buffer.copy_(torch.stack(seen[name]).mean(0))
+                    continue
                 changes = tree([{name: each["buffers"][name]} for each in columns])[name]
                 if buffer.dtype is torch.bool:
                     buffer.copy_(changes)
@@ -98,6 +108,11 @@ def rounds_of(samples: int, settings: Settings) -> Iterator[tuple[int, list[list
             yield epoch, taken
 
 
+def step_count(samples: int, settings: Settings) -> int:
+    """How many steps all rounds have."""
+    return sum(len(rows) for _, rows in rounds_of(samples, settings))
+
+
 class Schedule:
     """The learning rate and the momentum of each group, step after step."""
 
@@ -123,24 +138,26 @@ def column(
     settings: Settings,
     source: MapSource,
     replica: nn.Module,
-    epoch: int,
+    place: tuple[int, int, int],
     batches: list[int],
     rates: list[list[tuple[float, float | None]]],
-    step: int,
     before: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """The steps of one column, as a plain loop makes them."""
+    """The steps of one column, as a plain loop makes them; `place`: its epoch, first step, and all steps."""
+    epoch, step, steps = place
     model = copy.deepcopy(replica)
     optimizer = job.optimizer(Parameters(model))
     names = {parameter: name for name, parameter in model.named_parameters()}
     if before is not None:
         start_from(optimizer, names, before, step)
     samples = 0
-    for i, row in zip(batches, rates, strict=True):
+    passes = watch_passes(model)
+    for number, (i, row) in enumerate(zip(batches, rates, strict=True)):
         batch = source.read(epoch, i)
         seed_all(batch_seed(settings.seed, epoch, i))
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=settings.precision == "bf16"):
+        here = at(Position(step + number, epoch, i, steps))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=settings.precision == "bf16"), here:
             loss = job.loss(model, batch)
         loss.backward()
         if settings.clip_norm is not None:
@@ -162,8 +179,28 @@ def column(
         "samples": samples,
         "moved": {n: p.detach() - first[n].detach() for n, p in model.named_parameters() if p.requires_grad},
         "buffers": buffers,
+        "passes": passes,
         "state": summary(optimizer, names, before, len(batches)),
     }
+
+
+def watch_passes(model: nn.Module) -> dict[str, list[Tensor]]:
+    """By the name of a statistic that averages all batches: its value for each pass that comes."""
+    found: dict[str, list[Tensor]] = {}
+
+    def watch(path: str, norm: nn.BatchNorm1d) -> None:
+        means, variances = found[f"{path}.running_mean"], found[f"{path}.running_var"] = [], []
+
+        def note(module: nn.Module, given: tuple[Tensor]) -> None:
+            means.append(given[0].detach().mean(0))
+            variances.append(given[0].detach().var(0))
+
+        norm.register_forward_pre_hook(note)
+
+    for path, module in model.named_modules():
+        if isinstance(module, nn.BatchNorm1d) and module.momentum is None:
+            watch(path, module)
+    return found
 
 
 def summary(

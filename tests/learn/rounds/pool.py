@@ -26,7 +26,8 @@ from w5xde.learn.job.coordinator_setup import Prepared, prepare
 from w5xde.learn.job.node_setup import prepare_node
 from w5xde.learn.step.incoming import UpdateReader
 from w5xde.learn.step.sums import Contribution
-from w5xde.messages import Batch, Loan, Message, StepRates, Work
+from w5xde.message_types import StepRates
+from w5xde.messages import Batch, Loan, Message, Work
 from w5xde.runtime.coordinator.round_parameters import RoundParameters
 from w5xde.runtime.coordinator.setup import build_plan, build_reader
 from w5xde.runtime.node.worker import NodeWorker
@@ -82,7 +83,8 @@ class RoundsNode:
             batches.append(Batch(index, packed.samples, at, packed.item))
             pieces += packed.pieces
             at += packed.body_bytes
-        loan = Loan(1, step.epoch, column, column + 1, step.count, step.samples, batches)
+        place = (step.epoch, column, column + 1, step.count, step.samples)
+        loan = Loan(1, *place, batches, step=step.index)
         return Work(self.peer.params.version, [loan], rates=rates), bytearray(b"".join(pieces))
 
 

@@ -29,7 +29,7 @@ from w5xde.learn.train.trainer import Task, Trainer
 from w5xde.learn.trust import canary_weights
 from w5xde.learn.trust.canary import ROUNDING, SAMPLES, ExpectedCanary
 from w5xde.learn.trust.sketch import ROW, sketch
-from w5xde.messages import Fill
+from w5xde.message_types import Fill
 from w5xde.tree import Span
 
 # --- the formula ----------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class Pool:
         self.known = KnownSamples(self.source, form, slots, lambda: self.peers, self.failures.append)
 
     def packed(self, key: Key) -> Packed:
-        return pack_batch(len(self.source.samples_of(key[1])), self.source.read(*key))
+        return pack_batch(len(self.source.indices(*key)), self.source.read(*key))
 
     def join(self, cache: bytes = b"", slots: int = SAMPLES, held: bytes = b"") -> Peer:
         peer = Peer(cast(Any, None), cast(Any, None), name=f"node-{len(self.peers)}", is_ready=True)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import signal
+import os
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
-import pytest
 
 from tests.system.jobs import job
 from w5xde.config import Settings
-from w5xde.runtime.coordinator.local_memory import LocalMemory
-from w5xde.runtime.coordinator.local_nodes import LocalNodes
-from w5xde.runtime.node import fork_server
+from w5xde.runtime.coordinator.local.memory import LocalMemory
+from w5xde.runtime.coordinator.local.nodes import LocalNodes
 from w5xde.runtime.node.fork_server import ForkServer
+from w5xde.runtime.system.capacity import NodePlan
 from w5xde.runtime.telemetry.meters import Meters
 from w5xde.ticket import Secret, Ticket
 
@@ -49,13 +49,20 @@ class Coordinator:
         self.told.append(reason)
 
 
-def test_hundreds_of_nodes_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_server, "_run_node", lambda *arguments: signal.pause())
-    server = ForkServer(job, Settings())
+def idle(*arguments: Any) -> None:
+    """A node that computes nothing, and ends as others do when its fork server has died."""
+    server = os.getppid()
+    while os.getppid() == server:
+        time.sleep(0.2)
+
+
+def test_hundreds_of_nodes_start() -> None:
+    server = ForkServer(job, Settings(), idle)
     coordinator: Any = Coordinator()
 
     async def story() -> None:
-        LocalNodes(server, coordinator, NODES, ("127.0.0.1", 5), LocalMemory(Settings())).start()
+        plan, memory = NodePlan(["cpu"] * NODES), LocalMemory(Settings())
+        LocalNodes(server, coordinator, plan, ("127.0.0.1", 5), memory).start()
         await coordinator.all_started.wait()
 
     try:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,16 +21,18 @@ from torch.optim import Adam
 
 from tests.learn.jobs import make, settings
 from tests.learn.summing import Complete, planned
+from w5xde.callbacks.evaluation import Evaluation
 from w5xde.control import events as ev
 from w5xde.control.steps.cut import Accounts, Cursor, Cut, Progress
 from w5xde.learn.job.coordinator_setup import Prepared, prepare
 from w5xde.learn.model.layout import FlatModel
 from w5xde.learn.step.checkpoint import capture, restore
 from w5xde.runtime.coordinator.ending import Ending
-from w5xde.runtime.coordinator.evaluator import Evaluator
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.ledger import Ledger
 from w5xde.runtime.durable.run_folder import RunFolder
+from w5xde.runtime.evaluation.evaluator import Evaluator
+from w5xde.runtime.evaluation.snapshots import ModelSnapshots
 from w5xde.runtime.system.actor import Actor
 from w5xde.runtime.telemetry.meters import Meters
 
@@ -80,11 +83,15 @@ def grown_bytes(function: Callable[[], Any]) -> int:
 
 
 async def evaluate(prepared: Prepared) -> None:
-    found: asyncio.Future[dict[str, float]] = asyncio.get_running_loop().create_future()
-    evaluator = Evaluator(prepared, Meters(), lambda *words, **facts: None, found.set_result)
+    found: asyncio.Future[Evaluation] = asyncio.get_running_loop().create_future()
     owner = Actor("learner", found.set_exception, inline=False)
-    evaluator.measure(owner)
-    assert await found == {"score": 1.0}
+    reports = SimpleNamespace(found=found.set_result, failed=print)
+    snapshots = ModelSnapshots(prepared.learner, owner, lambda: Progress(steps=1, epochs=2))
+    evaluator = Evaluator(prepared, snapshots, reports)
+    evaluator.measure()
+    measured = await found
+    assert measured == {"score": 1.0}
+    assert (measured.step, measured.epoch) == (1, 2)
     kept.append(evaluator)
     evaluator.stop()
     owner.stop()
@@ -112,7 +119,7 @@ def main(folder: Path) -> None:
             learner.version = 2
             writer = Actor("writer", lambda error: None, inline=False)
             ending = Ending(learner, journal, run, writer, settings(), print)
-            saved = await ending.save(cut_at(2), Meters())
+            saved = await ending.save(cut_at(2), Meters().kept())
             assert saved.is_durable
             writer.stop()
 

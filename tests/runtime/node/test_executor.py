@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.system.jobs import data, job
+from w5xde.callbacks.status import NodeReport
 from w5xde.config import Settings
 from w5xde.learn.data.payload import pack_batch
 from w5xde.learn.job.coordinator_setup import prepare
@@ -19,7 +20,6 @@ from w5xde.protocol.session import CLOSED, NODE, WORKING
 from w5xde.runtime.net.connection import Connection, Owner
 from w5xde.runtime.node.executor import WorkExecutor
 from w5xde.runtime.telemetry.callback_runner import CallbackRunner
-from w5xde.runtime.telemetry.status import NodeReport
 
 SAMPLES = 8
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.data.payload import Packed, pack_batch
 from w5xde.learn.data.samples import SampleFormat, chosen_of, hashes_of, list_samples
-from w5xde.messages import Batch, Loan, Rules, SampleList, TensorAt, Value
+from w5xde.message_types import TensorAt, Value
+from w5xde.messages import Batch, Loan, Rules, SampleList
 from w5xde.runtime.node.listed_batches import ListedBatches
 from w5xde.runtime.node.sample_cache import CacheKey, SampleCache, open_cache
 

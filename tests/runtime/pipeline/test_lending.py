@@ -11,12 +11,13 @@ from w5xde.compression import NONE
 from w5xde.control import events as ev
 from w5xde.control.steps.leases import Lease
 from w5xde.control.steps.plan import StepPlan
-from w5xde.learn.data.payload import Packed
+from w5xde.learn.data.payload import Packed, ReadBatch, UnreadableBatch
 from w5xde.learn.rounds.replica import Replica
-from w5xde.messages import Message, Params, Value, Work
+from w5xde.message_types import Value
+from w5xde.messages import Message, Params, Work
 from w5xde.runtime.pipeline.lending import Lending
 from w5xde.runtime.pipeline.peer import Peer, SentParams
-from w5xde.runtime.pipeline.ports import ModelPorts, ParameterFrame, Ports, Snapshot
+from w5xde.runtime.pipeline.ports import ModelPorts, ParameterFrame, Ports, SentLease, Snapshot
 from w5xde.runtime.telemetry.gradient_noise import GradientNoise
 from w5xde.runtime.telemetry.meters import Meters
 from w5xde.tree import Span
@@ -39,7 +40,7 @@ class Around:
         self.leases: dict[int, Lease] = {}
         self.reading: list[Callable[[], None]] = []
         # This is not rounds mode.
-        self.plan = SimpleNamespace(rounds=None)
+        self.plan = SimpleNamespace(rounds=None, number_of=lambda step: step.index)
         self.peer = Peer(cast(Any, self), cast(Any, None), name="a", is_ready=True)
         self.peer.params = self.peer.params_asked = SentParams(version)
         ports = Ports(
@@ -51,7 +52,11 @@ class Around:
             verifier=cast(Any, self.verifier),
         )
         self.meters = Meters()
-        self.lending = Lending(ports, cast(Any, self), self.meters, lambda event: None)
+        # What the core was told.
+        self.told: list[ev.Event] = []
+        # Batches that cannot be read.
+        self.torn: set[int] = set()
+        self.lending = Lending(ports, cast(Any, self), self.meters, self.told.append)
 
     def lend(self, number: int, version: int, ahead: float = 0.0, *, verify: bool = False) -> None:
         plan = StepPlan(number, 0, number, (1,), ends_epoch=False)
@@ -75,10 +80,11 @@ class Around:
     def call(self, function: Any, done: Any) -> None:
         done(function())
 
-    def get(self, key: Any, done: Callable[[Packed], None] | None = None) -> Any:
+    def get(self, key: Any, done: Callable[[ReadBatch], None] | None = None) -> Any:
         if done is None:
             return self.peer
-        self.reading.append(lambda: done(PACKED))
+        is_torn = key[1] in self.torn
+        self.reading.append(lambda: done(UnreadableBatch("it is torn") if is_torn else PACKED))
         return None
 
     def at_once(self, keys: Any) -> None:
@@ -127,7 +133,7 @@ class Kept:
     def keep(self, sent: SentParams, params: Replica) -> None:
         self.params[sent] = bytes(params.state).decode()
 
-    def sent(self, sent: SentParams, lease: Lease, batches: Any, rates: None) -> None:
+    def sent(self, sent: SentParams, lease: Lease, work: SentLease) -> None:
         self.of_lease[lease.id] = sent
 
 
@@ -224,3 +230,29 @@ def test_after_a_rollback_the_same_version_is_sent_again() -> None:
     around.lend(2, version=5)
     around.read()
     assert versions(around.sent) == [("Work", 5), ("Params", 5), ("Work", 5)]
+
+
+def test_a_lease_with_a_batch_that_cannot_be_read_is_not_sent_and_others_are() -> None:
+    around = Around(version=6)
+    around.torn = {2}
+    plans = [StepPlan(number, 0, number, (1,), ends_epoch=False) for number in (1, 2, 3)]
+    leases = [Lease(plan.index, "a", plan, Span(0, 1), 6, 0.0, 0.0) for plan in plans]
+    around.leases = {lease.id: lease for lease in leases}
+    around.lending.lend(ev.Assign("a", leases))
+    around.read()
+    (work,) = around.sent
+    assert isinstance(work, Work)
+    assert [(loan.lease, loan.step) for loan in work.loans] == [(1, 1), (3, 3)]
+    assert around.told == [ev.Unreadable("a", 2, {2: "it is torn"})]
+
+
+def test_a_node_is_told_how_many_of_its_batches_counted_since_it_joined() -> None:
+    around = Around(version=6)
+    meter = around.meters.node("a")
+    meter.batches = 100  # of an earlier connection
+    around.peer.count_by(meter)
+    for number, batches in enumerate((100, 103, 102)):
+        meter.batches = batches
+        around.lend(number, 6)
+        around.read()
+    assert [each.counted for each in around.sent if isinstance(each, Work)] == [0, 3, 2]

@@ -28,6 +28,7 @@ class Surroundings:
     """All that updates meet: a table of peers, a reader, inline tasks, a view, and ears."""
 
     trained = frozenset({0, 1})
+    weighs = False
 
     def __init__(self, vector_bytes: int = 8) -> None:
         self.vector_bytes = vector_bytes
@@ -280,3 +281,66 @@ def test_norms_that_do_not_fit_are_not_used_and_the_update_counts(squares: list[
 
 def test_norms_of_a_lease_that_ended_meanwhile_are_not_used() -> None:
     assert squares_after([1.0], Answer(9)) == [()]
+
+
+# --- weights of batches -------------------------------------------------------------------------------
+
+
+def weighing(*weights: float, step: tuple[int, ...] = (4, 4, 4, 4)) -> Surroundings:
+    """A node that answers a lease of two batches, 7, and one of one batch, 8, with these weights."""
+    around = Surroundings()
+    around.weighs = True
+    plan = StepPlan(0, 0, 0, step, ends_epoch=False)
+    for number, span in ((7, Span(0, 2)), (8, Span(2, 3))):
+        around.leases[number] = Lease(number, "a", plan, span, 0, 0.0, 0.0)
+    update = Update(0, [Answer(7), Answer(8)], weights=list(weights))
+    around.updates.received(peer([7, 8]), update, bytearray(2 * around.vector_bytes))
+    return around
+
+
+def test_each_answer_has_the_weight_of_its_batches() -> None:
+    around = weighing(8.0, 4.0)
+    assert [around.updates.take("a", number).weight for number in (7, 8)] == [8.0, 4.0]
+    (answered,) = around.told
+    assert isinstance(answered, ev.Answered)
+    assert list(answered.norms) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("weights", [[], [1.0], [1.0, 2.0, 3.0]])
+def test_a_weight_for_each_answer_or_the_node_is_turned_out(weights: list[float]) -> None:
+    assert weighing(*weights).evicted == [UNFIT]
+
+
+def test_without_a_weight_in_the_job_a_node_may_not_say_any() -> None:
+    around = Surroundings()
+    around.updates.received(peer([7]), Update(0, [Answer(7)], weights=[1.0]), bytearray(8))
+    assert around.evicted == [UNFIT]
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf"), 1e31])
+def test_a_weight_that_is_none_is_a_failure(weight: float) -> None:
+    around = weighing(8.0, weight)
+    assert not around.evicted
+    failed = [event for event in around.told if isinstance(event, ev.Failed)]
+    assert [(event.lease, event.reason) for event in failed] == [(8, f"its weight is {weight:g}")]
+
+
+def test_an_update_that_says_it_weighs_little_is_judged_by_what_it_makes_of_the_step() -> None:
+    """A step is divided by what its batches weigh: a thousandth of that is a gradient a thousand times."""
+    (answered,) = weighing(8.0 / 1000, 400.0).told
+    assert isinstance(answered, ev.Answered)
+    assert list(answered.norms) == [1000.0, 1.0]
+    # Of batches that weigh nothing, or almost nothing, no gradient is used.
+    for nothing in (0.0, 1e-300):
+        around = weighing(nothing, 4.0)
+        (answered,) = around.told
+        assert isinstance(answered, ev.Answered)
+        assert list(answered.norms) == [0.0, 1.0]
+        assert around.updates.take("a", 7).weight == 0.0
+
+
+def test_an_answer_without_a_vector_needs_no_weight() -> None:
+    around = Surroundings()
+    around.weighs = True
+    around.updates.received(peer([7]), Update(0, [Answer(7, dropped=True)]), bytearray())
+    assert around.told == [ev.Dropped("a", 7, 1)]

@@ -14,7 +14,7 @@ from w5xde.learn.model.layout import Blueprint
 from w5xde.learn.model.route import SHARED_BYTES_MIN
 from w5xde.learn.train.vectors import SlotVectors
 from w5xde.messages import TRAINED, Entry, Layout
-from w5xde.runtime.coordinator.local_memory import LocalMemory
+from w5xde.runtime.coordinator.local.memory import LocalMemory
 from w5xde.runtime.system import shared_memory
 from w5xde.runtime.system.shared_memory import (
     PAGE_BYTES,
@@ -186,7 +186,7 @@ def test_without_memory_for_a_region_nodes_use_sockets_and_the_user_is_told_once
 def test_a_system_without_such_memory_is_named_only_if_it_was_asked_for(
     road: str, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("w5xde.runtime.coordinator.local_memory.HAS_REGIONS", False)
+    monkeypatch.setattr("w5xde.runtime.coordinator.local.memory.HAS_REGIONS", False)
     memory = LocalMemory(Settings(nodes=2, road=road))  # type: ignore[arg-type]
     assert memory.place_state(SHARED, SHARED) is None
     assert memory.new_share() is None

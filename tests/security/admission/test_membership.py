@@ -25,6 +25,7 @@ from tests.processes import (
     wait_until,
 )
 from w5xde.cli.main import main
+from w5xde.errors import NOT_OVER
 from w5xde.runtime.admission.credentials import pool_of
 from w5xde.runtime.admission.register import TicketRegister
 from w5xde.ticket import Ticket, parse
@@ -48,10 +49,24 @@ def test_a_revoked_ticket_disconnects_nobody_and_a_ban_one_node_alone(
         states = {name: tmp_path / f"state-{name}" for name in ("good", "bad")}
         with (
             command(
-                "join", f"@{file}", f"{JOBS}:slow", "--name", "good", W5XDE_STATE=str(states["good"])
+                "join",
+                "--nodes",
+                "1",
+                f"@{file}",
+                f"{JOBS}:slow",
+                "--name",
+                "good",
+                W5XDE_STATE=str(states["good"]),
             ) as good,
             command(
-                "join", f"@{file}", f"{JOBS}:slow", "--name", "bad", W5XDE_STATE=str(states["bad"])
+                "join",
+                "--nodes",
+                "1",
+                f"@{file}",
+                f"{JOBS}:slow",
+                "--name",
+                "bad",
+                W5XDE_STATE=str(states["bad"]),
             ) as bad,
         ):
             good.wait_for("joined mine as good")
@@ -70,21 +85,27 @@ def test_a_revoked_ticket_disconnects_nobody_and_a_ban_one_node_alone(
             assert "error[W5-112]: the coordinator turned this node out" in bad.text
             assert "banned from the run: it cheated" in bad.text
             # It does not come back: neither as who it was, nor by a ticket that is revoked.
-            with command("join", f"@{file}", f"{JOBS}:slow", W5XDE_STATE=str(states["bad"])) as again:
+            with command(
+                "join", "--nodes", "1", f"@{file}", f"{JOBS}:slow", W5XDE_STATE=str(states["bad"])
+            ) as again:
                 assert again.wait() == 10
             assert "error[W5-114]" in again.text
             kept(states["bad"], run.ticket).unlink()
-            with command("join", f"@{file}", f"{JOBS}:slow", W5XDE_STATE=str(states["bad"])) as again:
+            with command(
+                "join", "--nodes", "1", f"@{file}", f"{JOBS}:slow", W5XDE_STATE=str(states["bad"])
+            ) as again:
                 assert again.wait() == 10
             assert "error[W5-105]" in again.text
             assert "good left" not in run.ledger_text()
             good.interrupt()
-            assert good.wait() == 0
+            assert good.wait() == NOT_OVER
             # Who was let in once comes back, whatever became of the ticket.
-            with command("join", f"@{file}", f"{JOBS}:slow", W5XDE_STATE=str(states["good"])) as back:
+            with command(
+                "join", "--nodes", "1", f"@{file}", f"{JOBS}:slow", W5XDE_STATE=str(states["good"])
+            ) as back:
                 back.wait_for("joined mine")
                 result = run.stop_and_compare(tmp_path)
-                assert back.wait() == 0
+                assert back.wait() == NOT_OVER
         assert {node["name"] for node in result["nodes"]} >= {"local-1", "good", "bad"}
 
 
@@ -96,7 +117,7 @@ def test_a_ban_goes_by_the_name_that_a_node_has_in_the_run(
     with coordinator(tmp_path) as run:
         file = tmp_path / "here"
         file.write_text(run.ticket.to_text())
-        join = ["join", f"@{file}", f"{JOBS}:slow", "--name", "twin"]
+        join = ["join", "--nodes", "1", f"@{file}", f"{JOBS}:slow", "--name", "twin"]
         with (
             command(*join, W5XDE_STATE=str(tmp_path / "first")) as first,
             command(*join, W5XDE_STATE=str(tmp_path / "second")) as second,
@@ -116,7 +137,7 @@ def test_a_ban_goes_by_the_name_that_a_node_has_in_the_run(
             run.wait_until_recorded("twin-2 left")
             assert "twin left" not in run.ledger_text()
             stays.interrupt()
-            assert stays.wait() == 0
+            assert stays.wait() == NOT_OVER
         run.stop()
 
 
@@ -127,7 +148,7 @@ def test_a_cheat_that_was_turned_out_does_not_come_back_whatever_it_tries(tmp_pa
         file.write_text(run.ticket.to_text())
 
         def refused(name: str) -> str:
-            join = ["join", f"@{file}", f"{JOBS}:flipped", "--name", name, "--road", "tcp"]
+            join = ["join", "--nodes", "1", f"@{file}", f"{JOBS}:flipped", "--name", name, "--road", "tcp"]
             with command(*join, W5XDE_STATE=str(state)) as cheat:
                 assert cheat.wait() == 10, cheat.text
             return cheat.text
@@ -196,14 +217,16 @@ def test_with_a_new_identity_nobody_comes_by_what_was_handed_out_before(tmp_path
             assert run.register.nodes() == []
             # Whoever comes over TLS sees another certificate; on this machine nobody knows the ticket.
             for road, code, wait in (("tcp", "W5-501", "0"), ("auto", "W5-113", "5")):
-                with command("join", f"@{old}", f"{JOBS}:slow", "--road", road, "--wait", wait) as before:
+                with command(
+                    "join", "--nodes", "1", f"@{old}", f"{JOBS}:slow", "--road", road, "--wait", wait
+                ) as before:
                     assert before.wait() == 10
                 assert f"error[{code}]" in before.text
-            with command("join", f"@{file}", f"{JOBS}:slow", "--name", "again") as after:
+            with command("join", "--nodes", "1", f"@{file}", f"{JOBS}:slow", "--name", "again") as after:
                 after.wait_for("joined mine as again")
                 second.interrupt()
-                assert second.wait() == 0
-                assert after.wait() == 0
+                assert second.wait() == NOT_OVER
+                assert after.wait() == NOT_OVER
         # That was for once.
         with resumed(run) as third:
             assert third.ticket.fingerprint == ticket.fingerprint
@@ -214,13 +237,13 @@ def test_a_node_whose_credential_nobody_knows_any_more_comes_by_its_ticket(tmp_p
         state = tmp_path / "state"
         file = tmp_path / "here"
         file.write_text(run.ticket.to_text())
-        join = ["join", f"@{file}", f"{JOBS}:slow", "--name", "guest"]
+        join = ["join", "--nodes", "1", f"@{file}", f"{JOBS}:slow", "--name", "guest"]
         tickets = run.folder / "tickets.json"
         before = shutil.copy2(tickets, tmp_path / "before")
         with command(*join, W5XDE_STATE=str(state)) as guest:
             guest.wait_for("joined mine")
             guest.interrupt()
-            assert guest.wait() == 0
+            assert guest.wait() == NOT_OVER
         assert [each.name for each in run.register.nodes()] == ["guest"]
         # As in a run folder that was restored from before the node came.
         before.replace(tickets)
@@ -228,19 +251,21 @@ def test_a_node_whose_credential_nobody_knows_any_more_comes_by_its_ticket(tmp_p
             guest.wait_for("does not know this node any more; trying the ticket")
             guest.wait_for("joined mine")
             run.stop()
-            assert guest.wait() == 0
+            assert guest.wait() == NOT_OVER
 
 
 def test_the_commands_of_tickets_tell_people_and_programs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    w5xde.train(f"{JOBS}:job", nodes=1, steps=1, name="mine", runs=str(tmp_path))
+    w5xde.train(f"{JOBS}:job", nodes=1, steps=1, name="mine", runs=str(tmp_path), progress=False)
     new = run_json("ticket", "new", "mine", "--runs", str(tmp_path), "--uses", "1", cwd=tmp_path)
     assert parse(new["ticket"]).id.hex() == new["id"]
     assert main(["ticket", "new", "mine", "--runs", str(tmp_path), "--lifetime", "7d"]) == 0
-    line = capsys.readouterr().out.splitlines()[0]
+    line, *others = capsys.readouterr().out.splitlines()
     assert line.startswith("w5xde join w5")
-    assert line.endswith(f"{JOBS}:job")
+    # The run sends its code, so that nobody needs to name a copy of it.
+    assert line.count(" ") == 2
+    assert new["code_sha256"] in others[-2]
     assert main(["ticket", "list", "mine", "--runs", str(tmp_path)]) == 0
     listed = capsys.readouterr().out
     assert "printed at start" in listed

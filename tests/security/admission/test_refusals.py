@@ -21,7 +21,7 @@ from tests.security.stranger import Stranger
 from tests.sockets import answering
 from w5xde.errors import JoinError
 from w5xde.learn.model.layout import Blueprint
-from w5xde.messages import Answer, Beat, Bye, Hello, Ready, Refuse, Update, Welcome, Work
+from w5xde.messages import Answer, Bye, Hello, Ready, Refuse, Update, Welcome, Work
 from w5xde.protocol.wire import encode
 from w5xde.runtime.admission.identity import RunIdentity
 from w5xde.runtime.net import tls
@@ -75,8 +75,8 @@ def test_every_wrong_proof_is_refused_with_its_reason(tmp_path: Path) -> None:
                 "W5-109",
                 "the run here is mine, not tuesday",
             ),
-            ({"protocol": 1}, "W5-107", "speaks protocol 1, the run needs 2"),
-            ({"protocol": 0, "ticket": b""}, "W5-107", "speaks protocol 0, the run needs 2"),
+            ({"protocol": 1}, "W5-107", "speaks protocol 1, the run needs 3"),
+            ({"protocol": 0, "ticket": b""}, "W5-107", "speaks protocol 0, the run needs 3"),
         ]
         for greeting, code, words in cases:
             found = refused(run, greeting)
@@ -191,8 +191,6 @@ def test_who_does_not_prove_itself_is_lent_nothing(tmp_path: Path) -> None:
                 with contextlib.suppress(OSError):
                     hostile.get_ready(spoil)
                 answer = hostile.hear()
-                while isinstance(answer, Beat):
-                    answer = hostile.hear()
                 assert (answer.code if isinstance(answer, Refuse) else answer) == code
             run.wait_until_recorded(
                 f"hostile-{at} was refused" if code else f"hostile-{at} did not join: a frame"

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from tests.processes import JOBS, command, wait_for_file
+from w5xde.errors import NOT_OVER
 from w5xde.messages import Hello, Layout, Rules, Welcome
 from w5xde.ticket import parse
 
@@ -47,16 +48,18 @@ def test_no_secret_is_in_any_output_file_or_list_of_processes(tmp_path: Path) ->
     with command(*words, is_fresh=True, W5XDE_STATE=states["serve"]) as served:
         assert wait_for_file(ticket_file).stat().st_mode & 0o777 == 0o600
         ticket = parse(ticket_file.read_text())
-        join = ["join", f"@{ticket_file}", f"{JOBS}:slow", "--log", "verbose"]
+        join = ["join", "--nodes", "1", f"@{ticket_file}", f"{JOBS}:slow", "--log", "verbose"]
         with command(*join, is_fresh=True, W5XDE_STATE=states["join"]) as node:
             node.wait_for("joined mine")
             # A node that is refused, which logs every detail.
-            with command("join", f"@{ticket_file}", f"{JOBS}:other", "--log", "verbose") as wrong:
+            with command(
+                "join", "--nodes", "1", f"@{ticket_file}", f"{JOBS}:other", "--log", "verbose"
+            ) as wrong:
                 assert wrong.wait() == 10
             processes = list(seen_by_others())
             served.interrupt()
-            assert node.wait() == 0
-            assert served.wait() == 0
+            assert node.wait() == NOT_OVER
+            assert served.wait() == NOT_OVER
     [kept] = Path(states["join"]).rglob("*.json")
     credential = bytes.fromhex(json.loads(kept.read_bytes())["sealed"]["secret"])
     secrets = {

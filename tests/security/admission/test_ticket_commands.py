@@ -44,6 +44,14 @@ def test_a_new_ticket_is_the_line_to_run(folder):
     )
 
 
+def test_the_line_names_no_job_if_its_code_comes_with_the_run(folder):
+    told = ticket_new(folder, NOW, job="train.py", code_sha256="9b" * 32)
+    assert told.lines[0] == f"w5xde join {told.data['ticket']}"
+    assert told.lines[3] == f"the code of the job comes with it: sha256 {'9b' * 32}"
+    assert told.data["code_sha256"] == "9b" * 32
+    assert ticket_new(folder, NOW).data["code_sha256"] is None
+
+
 def test_a_ticket_in_clear_text_says_so(folder):
     TicketRegister.begin(folder, Entrance((("10.0.0.1", 5),), "", is_clear=True))
     told = ticket_new(folder, NOW)

@@ -14,16 +14,17 @@ from w5xde.cli.view import View
 from w5xde.config import Settings
 from w5xde.errors import RemoteProtocolError, StorageError
 from w5xde.learn.data.payload import Unpacker, unpack
-from w5xde.messages import TRAINED, Answer, Entry, Layout, ListOf, TensorAt, Update
+from w5xde.message_types import ListOf, TensorAt
+from w5xde.messages import TRAINED, Answer, Entry, Layout, Update
 from w5xde.protocol.wire import GREETING_LIMITS, Decoder, Limits, encode
 from w5xde.runs import MANIFEST, read_manifest
 from w5xde.runtime.coordinator.peers import update_limits
 from w5xde.runtime.durable.checkpoints import CheckpointStore
 from w5xde.runtime.durable.disk import RealDisk
-from w5xde.runtime.durable.export import export_run
 from w5xde.runtime.durable.ledger_segments import LedgerReader
 from w5xde.runtime.durable.resume import restore
 from w5xde.runtime.durable.sealed_json import Damaged
+from w5xde.runtime.evaluation.export import export_run
 
 NOT_UTF8 = b'{"kind":"\xff"}'
 

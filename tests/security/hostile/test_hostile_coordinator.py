@@ -24,18 +24,8 @@ from w5xde.errors import JoinError, RemoteProtocolError, W5xdeError
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.job.node_setup import NodeParts, prepare_node
 from w5xde.learn.model.layout import Blueprint
-from w5xde.message_types import ENTRIES_MAX
-from w5xde.messages import (
-    Batch,
-    Bytes,
-    Loan,
-    Params,
-    SampleList,
-    TensorAt,
-    Value,
-    Welcome,
-    Work,
-)
+from w5xde.message_types import ENTRIES_MAX, Bytes, TensorAt, Value
+from w5xde.messages import Batch, Loan, Params, SampleList, Welcome, Work
 from w5xde.protocol.wire import Decoder, Limits, encode
 from w5xde.runtime.node import limits as expected
 from w5xde.runtime.node.executor import WorkExecutor

@@ -13,7 +13,8 @@ from tests.learn.pool import welcome_of
 from w5xde.errors import RemoteProtocolError
 from w5xde.learn.job.coordinator_setup import prepare
 from w5xde.learn.job.node_setup import NodeParts, prepare_node
-from w5xde.messages import Batch, Difference, Loan, StepRates, Value, Work
+from w5xde.message_types import StepRates, Value
+from w5xde.messages import Batch, Difference, Loan, Work
 from w5xde.runtime.node.limits import NodeLimits
 from w5xde.runtime.node.worker import NodeWorker
 

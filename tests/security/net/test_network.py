@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import JOBS, command, run_python
+from tests.processes import JOBS, command, run_python, sha256_of
 
 # Documentation's addresses, so that nobody's network is meant. Not named veth: those are left out of tickets.
 OURS, THEIRS = "198.51.100.1", "198.51.100.2"
@@ -83,6 +83,7 @@ def test_a_machine_of_another_network_joins_by_the_printed_line(is_clear: bool, 
             options = ["--host", "0.0.0.0", "--port", "0", "--epochs", "3", "--runs", str(tmp_path)]
             with command("serve", f"{JOBS}:job", *options, *["--insecure"] * is_clear) as coordinator:
                 words = coordinator.wait_for("to join:").split("to join:")[1].split()
+                words += ["--accept-code", sha256_of(coordinator)]
                 inside = ("ip", "netns", "exec", space)
                 state = {"W5XDE_STATE": str(tmp_path / "state")}
                 done = run_python("-m", *words, "--name", "far", prefix=inside, variables=state)

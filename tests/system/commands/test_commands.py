@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import w5xde
-from tests.processes import JOBS, command, events, run_json, run_python, ticket_of
+from tests.processes import JOBS, AtStep, command, events, run_json, run_python, sha256_of, ticket_of
+from tests.sockets import clear_ticket
 from w5xde.cli.main import main
+from w5xde.errors import NOT_OVER
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["join", "--help"], ["--version"]])
@@ -40,7 +45,8 @@ def test_serve_prints_the_exact_line_to_join(tmp_path: Path) -> None:
         line = coordinator.wait_for("to join:")
         words = line.split("to join:")[1].split()
         assert words[:2] == ["w5xde", "join"]
-        with command(*words[1:], "--name", "helper", is_fresh=True) as node:
+        accept = ["--accept-code", sha256_of(coordinator)]
+        with command(*words[1:], *accept, "--name", "helper", is_fresh=True) as node:
             assert node.wait() == 0, node.text
         assert "joined jobs-" in node.text
         assert coordinator.wait() == 0
@@ -48,12 +54,14 @@ def test_serve_prints_the_exact_line_to_join(tmp_path: Path) -> None:
     assert "weights sha256" in coordinator.text
 
 
-def test_the_first_interrupt_finishes_politely(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_interrupt_finishes_politely(number: int, tmp_path: Path) -> None:
     train = ["train", f"{JOBS}:slow", "--epochs", "9999", "--name", "long", "--log", "verbose"]
     with command(*train, cwd=tmp_path) as run:
         run.wait_for("epoch 1 is complete")
-        run.interrupt()
-        assert run.wait() == 0, run.text
+        run.send_signal(number)
+        # Not 0: what follows in a script must not take it for the whole run.
+        assert run.wait() == NOT_OVER, run.text
     assert "interrupted" in run.text
     result = json.loads((tmp_path / "runs" / "long" / "manifest.json").read_text())["result"]
     assert result["steps"] > 0
@@ -68,7 +76,29 @@ def test_the_second_interrupt_stops_now(tmp_path: Path) -> None:
         run.interrupt()
         run.wait_for("once more stops now")
         run.interrupt()
-        assert run.wait() == 130, run.text
+        assert run.wait() == NOT_OVER, run.text
+
+
+def test_a_run_whose_last_step_was_under_way_is_over(tmp_path: Path) -> None:
+    """It is interrupted, finishes what is begun, and nothing is left to do."""
+    train = ["train", f"{JOBS}:slow", "--steps", "1", "--nodes", "1", "--batches-per-step", "4"]
+    with command(*train, cwd=tmp_path, TEST_BATCH_SECONDS="0.5") as run:
+        run.wait_for("joined")
+        run.interrupt()
+        run.wait_for("once more stops now")
+        assert run.wait() == 0, run.text
+    assert "all steps done" in run.text
+
+
+def test_a_run_that_is_terminated_before_it_begins_can_be_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "long.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
+    for words in (["train", "long.py"], ["join", "@ticket", "long.py"]):
+        (tmp_path / "ticket").write_text(clear_ticket("127.0.0.1:1"))
+        with command(*words, cwd=tmp_path) as run:
+            run.wait_for("loading")
+            run.send_signal(signal.SIGTERM)
+            assert run.wait() == NOT_OVER, run.text
+        assert "Traceback" not in run.text
 
 
 def test_a_node_leaves_politely_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -78,11 +108,34 @@ def test_a_node_leaves_politely_and_the_run_goes_on(tmp_path: Path) -> None:
         with command("join", ticket, f"{JOBS}:slow", "--name", "guest") as node:
             coordinator.wait_for("guest joined")
             node.interrupt()
-            assert node.wait() == 0, node.text
-        assert "left politely" in node.text
+            assert node.wait() == NOT_OVER, node.text
+        assert "left as asked" in node.text
         coordinator.wait_for("guest left (it said goodbye)")
-        coordinator.interrupt()
-        assert coordinator.wait() == 0
+        with command("join", ticket, f"{JOBS}:slow", "--json") as again:
+            coordinator.wait_for("guest joined")
+            coordinator.interrupt()
+            assert coordinator.wait() == NOT_OVER
+            # The run may be resumed, and needs its nodes then.
+            assert again.wait() == NOT_OVER, again.text
+        assert '"over":false' in again.text
+
+
+def test_a_slow_node_says_how_much_of_its_work_counted(tmp_path: Path) -> None:
+    flags = ["--port", "0", "--nodes", "1", "--steps", "60", "--batch-size", "10", "--batches-per-step", "2"]
+    with command("serve", f"{JOBS}:slow", *flags, "--name", "mine", cwd=tmp_path) as coordinator:
+        ticket = ticket_of(coordinator)
+        with command(
+            "join", ticket, f"{JOBS}:slow", "--nodes", "1", "--name", "snail", TEST_BATCH_SECONDS="0.4"
+        ) as node:
+            assert node.wait() == 0, node.text
+        assert coordinator.wait() == 0, coordinator.text
+    result = json.loads((tmp_path / "runs" / "mine" / "manifest.json").read_text())["result"]
+    credited = {each["name"]: each["batches"] for each in result["nodes"]}
+    said = re.search(r"snail: (\d+) batch(?:es)? of mine computed, busy for .*, (\d+) counted \(", node.text)
+    assert said is not None, node.text
+    computed, counted = int(said[1]), int(said[2])
+    assert counted == credited["snail"]
+    assert computed >= counted
 
 
 def test_settings_come_from_flag_then_environment_then_file(tmp_path: Path) -> None:
@@ -122,14 +175,40 @@ def test_silent_says_nothing_and_stdout_belongs_to_the_result(tmp_path: Path) ->
     assert summary["epochs"] == 1
 
 
-def test_a_failing_callback_does_not_end_the_training(tmp_path: Path) -> None:
+def test_a_failing_callback_is_told_with_its_line_and_hears_of_the_end(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     class Broken(w5xde.Callback):
+        def __init__(self) -> None:
+            self.told: list[str] = []
+
         def on_step(self, run: w5xde.RunStatus, step: int, loss: float) -> None:
+            self.told.append(f"step {step}")
             raise ValueError("not my day")
 
-    result = w5xde.train(f"{JOBS}:job", nodes=1, epochs=1, runs=str(tmp_path), callbacks=[Broken()])
+        def on_end(self, run: w5xde.RunStatus, summary: dict[str, Any]) -> None:
+            self.told.append(f"end after {summary['steps']}")
+            raise SystemExit("nor mine")
+
+    broken, other = Broken(), AtStep({4: lambda run: seen.append(run.step)})
+    seen: list[int] = []
+    result = w5xde.train(f"{JOBS}:job", nodes=1, epochs=1, runs=str(tmp_path), callbacks=[broken, other])
     assert result.summary["epochs"] == 1
-    assert "not my day" in str(events(result.folder))
+    assert broken.told == ["step 1", f"end after {result.summary['steps']}"]
+    assert seen == [4]
+    [first] = [each["text"] for each in events(result.folder) if each["kind"] == "callback failed"]
+    line = next(
+        number
+        for number, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if 'raise ValueError("not my day")' in text
+    )
+    assert first.startswith("the callback Broken failed and is not called again")
+    assert first.endswith(f"ValueError: not my day (test_commands.py, line {line})")
+    printed = capfd.readouterr().err
+    assert first in printed
+    assert f'File "{__file__}", line {line}, in on_step' in printed
+    # By then the ledger is closed.
+    assert "the callback Broken failed and was told of the end: SystemExit: nor mine" in printed
 
 
 def test_training_in_a_notebook_goes_on_beside_its_own_loop(tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ from w5xde.doctor.finding import Check, Finding, examine
 from w5xde.doctor.link_probe import measure_link
 from w5xde.errors import JobError, JoinError, UsageError
 from w5xde.learn.job.job import load_job
+from w5xde.learn.model import cgroup
 from w5xde.messages import Beat, Refuse
 from w5xde.protocol.wire import encode
-from w5xde.runtime.system import memory
 from w5xde.specs.round_settings import ROUND_STEPS_USUAL
 from w5xde.ticket import Ticket, parse
 
@@ -472,7 +472,10 @@ def test_few_open_files_are_told() -> None:
 
 
 def test_memory_is_what_the_container_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    (tmp_path / "own").write_text("0::/\n")
+    (tmp_path / "cgroup.controllers").touch()
+    monkeypatch.setattr(cgroup, "MOUNT", tmp_path)
+    monkeypatch.setattr(cgroup, "OWN_GROUPS", tmp_path / "own")
     assert only(here.check_memory()).state in ("ok", "warning")
     (tmp_path / "memory.max").write_text("300000000\n")
     (tmp_path / "memory.current").write_text("200000000\n")

@@ -14,9 +14,9 @@ import pytest
 import w5xde
 from tests.processes import JOBS, AtStep, coordinator, events, forked, node, pid_of, wait_until
 from tests.system.jobs import IMAGES
+from w5xde.callbacks.status import RunStatus
 from w5xde.cli.main import main
 from w5xde.runtime.node.sample_cache import SUFFIX, SampleCache
-from w5xde.runtime.telemetry.status import RunStatus
 
 EPOCHS = 4
 # An epoch has 15 batches in 3 steps.
@@ -213,7 +213,9 @@ def test_a_node_whose_disk_is_full_says_so_once_and_is_sent_every_batch(
     settings = {**SETTINGS, "data": "cached", "nodes": 0}
     with coordinator(tmp_path, f"{JOBS}:images", **settings) as served:
         monkeypatch.setattr(SampleCache, "write", write)
-        with forked(lambda: main(["join", served.ticket.to_text(), f"{JOBS}:images"])) as guest:
+        with forked(
+            lambda: main(["join", "--nodes", "1", served.ticket.to_text(), f"{JOBS}:images"])
+        ) as guest:
             guest.wait()
         assert served.process.wait() == 0, served.process.text
         summary = served.result()

@@ -18,10 +18,10 @@ from torch.utils.data import TensorDataset
 
 import w5xde
 from tests.processes import AtStep, events, forked, pid_of, wait_for_file, wait_until
+from w5xde.callbacks.status import RunStatus
 from w5xde.learn.model.route import LARGE_BYTES_MIN, SHARED_BYTES_MIN, VIEWED_BYTES_MIN
 from w5xde.runtime.pipeline.updates import Updates
 from w5xde.runtime.system.shared_memory import NodeRegions
-from w5xde.runtime.telemetry.status import RunStatus
 
 FEATURES, CLASSES = 10, 4
 SETTINGS: dict[str, Any] = {"steps": 8, "batch_size": 8, "batches_per_step": 4, "seed": 5, "log": "silent"}

@@ -16,12 +16,12 @@ import w5xde
 from tests.processes import JOBS, AtStep, coordinator, events, forked, kill_any_node, node
 from tests.system import jobs
 from tests.system.liars import Lies
+from w5xde.callbacks.status import RunStatus
 from w5xde.cli.main import main
 from w5xde.errors import JobError, UsageError, W5xdeError
 from w5xde.learn.rounds import columns
 from w5xde.runs import read_manifest
 from w5xde.runtime.durable.audit import audit_run
-from w5xde.runtime.telemetry.status import RunStatus
 
 # 10 batches in 5 steps of 2 columns; rounds of at most 3 steps, so of 3 and 2.
 SETTINGS: dict[str, Any] = {
@@ -200,7 +200,7 @@ def test_auto_chooses_once_and_another_run_can_repeat_it(
         ({"round_rate": 0}, "W5-210", "must be a positive number"),
         ({"local_steps": "@nothing"}, "W5-401", "nothing"),
         ({"scale_for_batch": True}, "W5-210", "in mode rounds nodes make steps of one batch"),
-        ({"mode": "sync"}, "W5-210", "local-steps 3 is for mode rounds"),
+        ({"mode": "sync"}, "W5-210", "local_steps 3 is for mode rounds"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_its_fix(

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import w5xde
 from tests.processes import JOBS, AtStep, HurryOnce, events, kill_any_node, node, pid_of, run_json
-from w5xde.runtime.telemetry.status import RunStatus
+from w5xde.callbacks.status import RunStatus
 
 EPOCHS = 12  # of 7 batches in 2 steps: 24 steps
 SETTINGS = {"batches_per_step": 4, "epochs": EPOCHS, "seed": 3}

@@ -19,12 +19,12 @@ from tests.learn.reference import train_plainly
 from tests.processes import JOBS, ROOT, AtStep, kill_any_node, node, run_json
 from tests.system.jobs import data
 from tests.system.jobs import job as small_job
+from w5xde.callbacks.status import RunStatus
 from w5xde.config import Settings
 from w5xde.learn.model.digest import weights_sha256
 from w5xde.runtime.durable.audit import audit_run
 from w5xde.runtime.durable.disk import RealDisk
 from w5xde.runtime.durable.ledger_segments import LedgerReader
-from w5xde.runtime.telemetry.status import RunStatus
 
 SAMPLES = 200
 BATCH = 32

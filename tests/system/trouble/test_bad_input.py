@@ -6,6 +6,7 @@ import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,12 +14,12 @@ import pytest
 import w5xde
 from tests.processes import JOBS, AtStep, command, events, ticket_of
 from tests.sockets import clear_ticket
+from w5xde.callbacks.status import RunStatus
 from w5xde.cli.main import main
 from w5xde.errors import JobError
 from w5xde.messages import PROTOCOL_VERSION, Hello
 from w5xde.protocol.wire import encode
 from w5xde.runtime.durable.audit import audit_run
-from w5xde.runtime.telemetry.status import RunStatus
 
 PREAMBLE = """
 import torch, w5xde
@@ -34,6 +35,16 @@ def make(**changes):
         optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
     )
     return w5xde.Job(**{**parts, **changes})
+"""
+
+COUNTING = """
+class Net(nn.Linear):
+    calls = 0
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+job = make(model=lambda: Net(4, 3))
 """
 
 CASES = {
@@ -58,6 +69,26 @@ CASES = {
         "job = make(loss=lambda m, b: cross_entropy(m(b[0]), b[1].float()))",
         "W5-205",
         "class numbers must be integers",
+    ),
+    "trains at its top level": (
+        "job = make()\nw5xde.train(job)",
+        "W5-242",
+        'if __name__ == "__main__":',
+    ),
+    "trains nothing": (
+        "other = nn.Linear(4, 3)\njob = make(loss=lambda m, b: cross_entropy(other(b[0]), b[1]))",
+        "W5-205",
+        "does not depend on any parameter of the model",
+    ),
+    "counts in Python": (
+        COUNTING,
+        "W5-243",
+        "w5xde.current().step",
+    ),
+    "float64": (
+        "import numpy as np\njob = make(data=lambda: [(np.zeros(4), 1)] * 9)",
+        "W5-205",
+        "batch[0] is float64",
     ),
     "model is no module": ("job = make(model=lambda: 3)", "W5-202", "model() returned a int"),
 }
@@ -94,7 +125,7 @@ def test_a_job_that_cannot_be_trained_is_refused_in_the_users_words(
             "mode 'semi' must be sync, async",
         ),
         (["train", f"{JOBS}:job", "--name", "../up"], 2, "W5-210", "must be letters"),
-        (["train", f"{JOBS}:job", "--device", "cuda"], 2, "W5-301", "--device auto"),
+        (["train", f"{JOBS}:job", "--device", "cuda"], 2, "W5-301", "--devices auto"),
         (
             ["train", f"{JOBS}:counting_stream", "--data", "local"],
             20,
@@ -118,6 +149,16 @@ def test_a_job_that_cannot_be_trained_is_refused_in_the_users_words(
         (["join", "192.168.1.20:5555", f"{JOBS}:job"], 2, "W5-111", "w5xde ticket new"),
         (["join", f"{JOBS}:job"], 2, "W5-116", "no ticket was given"),
         (["join", "@nowhere", f"{JOBS}:job"], 2, "W5-116", "nowhere cannot be read"),
+        (["join", "@ticket"], 2, "W5-116", "the ticket's file ticket cannot be read"),
+        (
+            ["join", clear_ticket("127.0.0.1:1"), "--wait", "0"],
+            10,
+            "W5-103",
+            "nothing answers at",
+        ),
+        (["join", "--threads", "4"], 2, "W5-210", "has no flag --threads; train and serve have it"),
+        (["join", "@ticket", f"{JOBS}:job", "--wiat=3"], 2, "W5-210", "Did you mean --wait?"),
+        (["train", f"{JOBS}:job", "more"], 2, "W5-210", "more is one word too many"),
         (
             ["join", clear_ticket("127.0.0.1:1"), f"{JOBS}:job", "--wait", "0"],
             10,
@@ -307,3 +348,64 @@ def test_a_run_whose_every_batch_fails_is_given_up_soon(tmp_path: Path) -> None:
     with pytest.raises(w5xde.TrainingError, match="epoch 1 is not complete") as failure:
         w5xde.train(f"{JOBS}:diverging", nodes=2, epochs=300, runs=str(tmp_path))
     assert "learning rate" in failure.value.fix, failure.value
+
+
+# --- samples that cannot be read ------------------------------------------------------------------
+
+TORN = {"batch_size": 10, "shuffle": False, "epochs": 3, "skip_bad_batches": True}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"data": "stream"},
+        {"data": "stream", "loader_workers": 2},
+        {"data": "local"},
+        {"data": "cached"},
+        {"data": "stream", "mode": "async"},
+    ],
+    ids=["stream", "workers", "local", "cached", "async"],
+)
+def test_a_sample_that_cannot_be_read_costs_its_batch_and_no_other(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_TORN", "57")
+    result = w5xde.train(f"{JOBS}:torn", nodes=2, runs=str(tmp_path), **TORN, **given)
+    assert result.summary["epochs"] == 3
+    bad = result.summary["bad_batches"]
+    assert [(each["epoch"], each["batch"]) for each in bad] == [(1, 5), (2, 5), (3, 5)]
+    assert all("OSError: this file is [/torn] (jobs.py, line" in each["reason"] for each in bad)
+    counts = result.model.get_parameter("count").detach()
+    # A step is the mean over its batches, so each sample of it counts for as much as there are.
+    assert [i for i, count in enumerate(counts.tolist()) if count == 0] == list(range(50, 60))
+    report = audit_run(result.folder)
+    assert report.is_clean, report.findings.violations
+    assert report.findings.aside == [(0, 5), (1, 5), (2, 5)]
+    assert report.findings.samples == 3 * 190
+
+
+def test_in_rounds_a_sample_that_cannot_be_read_costs_its_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_TORN", "57")
+    flags = {"mode": "rounds", "batches_per_step": 4, "local_steps": 2, **TORN}
+    result = w5xde.train(f"{JOBS}:torn", nodes=2, runs=str(tmp_path), **flags)
+    assert result.summary["epochs"] == 3
+    # The second column of the round from batch 0 to 7.
+    assert [each["batch"] for each in result.summary["bad_batches"]] == [1, 5] * 3
+    assert audit_run(result.folder).is_clean
+
+
+def test_without_the_flag_a_torn_sample_is_tried_again_when_it_is_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_TORN", "57")
+    flags = {**TORN, "skip_bad_batches": False, "name": "torn"}
+    with pytest.raises(w5xde.TrainingError, match=r"epoch 1 is not complete: batch 5 .*torn") as failure:
+        w5xde.train(f"{JOBS}:torn", nodes=2, runs=str(tmp_path), **flags)
+    assert "--skip-bad-batches" in failure.value.fix
+    assert audit_run(tmp_path / "torn").is_clean
+    monkeypatch.delenv("TEST_TORN")
+    result = w5xde.train(f"{JOBS}:torn", resume="torn", runs=str(tmp_path))
+    assert (result.summary["epochs"], result.summary["samples"]) == (3, 600)
+    assert audit_run(tmp_path / "torn").is_clean

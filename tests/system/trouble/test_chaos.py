@@ -12,7 +12,7 @@ import pytest
 
 from tests.processes import Process, start_command
 from w5xde.chaos.child import Command
-from w5xde.chaos.pool import Pool
+from w5xde.chaos.pool import ChaosPool
 from w5xde.chaos.show import run_chaos_demo
 from w5xde.chaos.verdict import Verdict, judge
 from w5xde.config import Settings
@@ -32,7 +32,7 @@ def start(command: Command) -> Process:
 
 def test_ten_kills_of_nodes_and_five_of_the_coordinator_change_no_bit(tmp_path: Path) -> None:
     settings = Settings(batches_per_step=4, steps=ROUNDS * ROUND_STEPS + 5, runs=str(tmp_path))
-    pool = Pool(tmp_path / "hurt", settings, print, start=start)
+    pool = ChaosPool(tmp_path / "hurt", settings, print, start=start)
     with pool.open():
         for _ in range(NODES):
             pool.add_node()
@@ -56,7 +56,7 @@ def test_ten_kills_of_nodes_and_five_of_the_coordinator_change_no_bit(tmp_path: 
         dataclasses.replace(verdict, report=audit_run(_tampered(pool.run))).require()
 
 
-def _kill(pool: Pool, number: int) -> None:
+def _kill(pool: ChaosPool, number: int) -> None:
     victim = pool.nodes[number % NODES]
     pool.until(lambda: victim.is_working, f"{victim.name} is there to be killed")
     assert pool.kill(victim)
@@ -97,7 +97,7 @@ def test_a_process_that_ends_by_itself_is_an_error_with_its_last_words(tmp_path:
 
 
 def test_nobody_outlives_the_pool_when_it_is_told_to_go(tmp_path: Path) -> None:
-    pool = Pool(tmp_path / "left", Settings(epochs=1, runs=str(tmp_path)), print, start=start)
+    pool = ChaosPool(tmp_path / "left", Settings(epochs=1, runs=str(tmp_path)), print, start=start)
     pids: list[int] = []
 
     def be_told_to_go() -> None:

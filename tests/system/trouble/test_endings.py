@@ -16,9 +16,10 @@ from safetensors.torch import load_file
 
 import w5xde
 from tests.processes import ROOT, command, events, forked
+from w5xde.callbacks.status import RunStatus
 from w5xde.cli.main import main
+from w5xde.errors import NOT_OVER
 from w5xde.runtime.durable.audit import audit_run
-from w5xde.runtime.telemetry.status import RunStatus
 
 JOBS = str(ROOT / "tests" / "system" / "broken_jobs.py")
 # A run of small steps, with checkpoints only where the run begins and ends.
@@ -140,7 +141,7 @@ def interrupt_twice(folder: Path, job: str, *flags: str, said: str, **extra: str
         run.interrupt()
         status = run.wait()
         seconds = time.monotonic() - time_of_second
-    assert status == 130, run.text
+    assert status == NOT_OVER, run.text
     for word in ("Traceback", "Error", "exception"):
         assert word not in run.text
     return run.text, seconds
@@ -162,7 +163,7 @@ def test_a_second_interrupt_leaves_the_model_of_the_run_before(shell: Shell) -> 
         run.interrupt()
         run.wait_for("once more stops now")
         run.interrupt()
-        assert run.wait() == 130, run.text
+        assert run.wait() == NOT_OVER, run.text
     assert step_of(shell.run / "model.safetensors") == 3
     report = audit_run(shell.run)
     assert (report.is_clean, report.summary()["model_step"]) == (True, 3)

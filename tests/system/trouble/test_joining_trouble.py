@@ -22,6 +22,7 @@ from w5xde.messages import Bye, Rules, Welcome
 from w5xde.protocol.wire import encode
 from w5xde.runtime.net import dialer as route
 from w5xde.runtime.node.fork_server import ForkServer
+from w5xde.runtime.node.local_node import run_local_node
 
 
 def welcome() -> bytes:
@@ -79,7 +80,7 @@ def test_a_node_that_breaks_says_so_and_does_not_blame_a_batch() -> None:
 def test_a_system_that_cannot_fork_is_told_how_to_start_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "fork")
     with pytest.raises(UsageError, match="cannot fork") as refused:
-        ForkServer(job, Settings())
+        ForkServer(job, Settings(), run_local_node)
     assert refused.value.code == "W5-303"
     assert "w5xde join" in refused.value.fix
 

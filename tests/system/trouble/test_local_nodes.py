@@ -13,8 +13,8 @@ import pytest
 
 import w5xde
 from tests.processes import JOBS, PATIENCE_SECONDS, AtStep, command, events, pid_of, run_python, wait_until
+from w5xde.callbacks.status import RunStatus
 from w5xde.runtime.system import capacity
-from w5xde.runtime.telemetry.status import RunStatus
 
 # Ends a run that waits for ever, so that its test fails instead of hanging.
 RUN_SECONDS_MAX = 40

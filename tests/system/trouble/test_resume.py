@@ -21,6 +21,7 @@ from tests.processes import JOBS, AtStep, command, events, forked, node
 from tests.system.jobs import data
 from w5xde.cli.main import main
 from w5xde.control.node import Checked, Dial, Lost, NodeCore, Opened, Welcomed
+from w5xde.errors import NOT_OVER
 from w5xde.learn.job.job import load_job
 from w5xde.runs import read_manifest
 
@@ -170,7 +171,7 @@ def test_nodes_come_back_by_themselves_to_a_coordinator_that_was_killed(
             coordinator.wait_for("joined")
             coordinator.wait_for("joined")
             coordinator.interrupt()
-            assert coordinator.wait() == 0, coordinator.text
+            assert coordinator.wait() == NOT_OVER, coordinator.text
         assert [one.wait(), two.wait()] == [0, 0]
     records = events(tmp_path / "mine")
     restarted = next(at for at, record in enumerate(records) if record.get("incarnation") == 2)

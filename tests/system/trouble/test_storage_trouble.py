@@ -16,6 +16,7 @@ import w5xde
 from tests.processes import JOBS, AtStep, events, forked
 from tests.runtime.faults import FaultyDisk
 from w5xde.api import Watcher, run_coordinator
+from w5xde.callbacks.status import RunStatus
 from w5xde.cli.main import main
 from w5xde.config import Settings
 from w5xde.errors import StorageError
@@ -24,7 +25,6 @@ from w5xde.runtime.durable import run_folder
 from w5xde.runtime.durable.audit import audit_run
 from w5xde.runtime.durable.disk import Piece, RealDisk
 from w5xde.runtime.durable.ledger_segments import LedgerReader
-from w5xde.runtime.telemetry.status import RunStatus
 from w5xde.setting_sources import resolve
 
 SETTINGS: dict[str, Any] = {"batches_per_step": 4, "epochs": 45, "seed": 3}

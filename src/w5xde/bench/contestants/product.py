@@ -134,14 +134,16 @@ def settings_for(runs: str, **given: Any) -> Settings:
         "batch_size": BATCH_SIZE,
         "seed": SEED,
         "threads": 1,
-        "device": "cpu",
+        "devices": "cpu",
         "runs": str(Path(runs).absolute()),
         "log": "silent",
     }
     try:
         return Settings(**base | given)
     except ValueError as error:
-        raise UsageError(str(error), code="W5-210", fix="w5xde train --help lists every setting") from None
+        raise UsageError(
+            str(error), code="W5-210", fix="w5xde train --help-all lists every setting"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -171,7 +173,8 @@ def run_product(
     the time (see `checks`).
     """
     seconds = settings.seconds or 0.0
-    stopwatch = Stopwatch(window_seconds or seconds, settings.nodes, stops=window_seconds is not None)
+    nodes = settings.node_count or 0
+    stopwatch = Stopwatch(window_seconds or seconds, nodes, stops=window_seconds is not None)
     watcher = _Shown(stopwatch, settings) if has_view else stopwatch
 
     def work(line: Line) -> ProductRun:
@@ -209,7 +212,7 @@ def run_here(
         warm_up_seconds=stopwatch.warm_up_seconds,
         memory_pss_bytes=stopwatch.memory_pss_bytes,
         coordinator_memory_bytes=peak - before[0] if peak is not None else None,
-        loss_all_samples=loss_of(job, result.model, settings.batch_size) if measures_loss else None,
+        loss_all_samples=loss_of(job, result.model, settings.batch_samples) if measures_loss else None,
         checks=Checks(checks.looking, checks.blind, checks.cpu_seconds, checks.look_cpu_seconds),
     )
 

@@ -1,10 +1,12 @@
-"""`bench costs`: the cost of encryption and of the checks of updates in the seed benchmark, beside its limit.
+"""`bench costs`: the cost of encryption, of the checks of updates, and of an own loop, beside what it may be.
 
 Encrypted and clear runs take turns. The encrypted ones use the TLS 1.3 of the product on the loopback, so
 that no port is open to other machines, with a certificate made for this benchmark.
 
 The checks cannot be switched off, and cost less than runs differ by: within each run they are off for half a
-second and on for the next (see `checks`).
+second and on for the next (see `checks`). All of these train the seeds' job.
+
+An own loop (`w5xde.Pool`) trains the text job with two nodes, in turns with `w5xde.train`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from w5xde.bench import jobs
+from w5xde.bench.contestants.own_loop import run_own_loop
 from w5xde.bench.measure.meter import machine
 from w5xde.bench.measure.pairs import Measured, dropped, in_turns, run_of_ours
 from w5xde.bench.measure.processes import warm_up
@@ -41,6 +44,8 @@ class Cost:
     batches_per_step: int
     asked: float
     measure: Callable[[Cost, CostsOptions, Say], Compared]
+    # None: as many as the options say.
+    nodes: int | None = None
 
 
 @dataclass(slots=True)
@@ -115,11 +120,35 @@ def _checks(cost: Cost, options: CostsOptions, say: Say) -> Compared:
     return found
 
 
+def _own_loop(cost: Cost, options: CostsOptions, say: Say) -> Compared:
+    job, nodes, size, parts = (
+        jobs.text,
+        cost.nodes or options.nodes,
+        jobs.TEXT_BATCH_SIZE,
+        cost.batches_per_step,
+    )
+    how: dict[str, Any] = {"mode": cost.mode, "batch_size": size, "batches_per_step": parts}
+    turns = in_turns(
+        options.pairs,
+        ("w5xde.Pool", lambda: run_own_loop(job, nodes, size, parts, options.seconds).summary()),
+        ("w5xde.train", lambda: run_of_ours(job, nodes, options.seconds, name="w5xde.bench:costs", **how)),
+        say,
+    )
+    return Compared(
+        [run["batches_per_second"] for run in turns.ones],
+        [run["batches_per_second"] for run in turns.others],
+        turns.ones + turns.others,
+        audit_clean=turns.audit_clean,
+    )
+
+
 COSTS: dict[str, Cost] = {
     "tls-sync": Cost("TLS, sync", "clear text", "sync", SEED_STEP_BATCHES, 0.35, _encryption),
     "tls-async": Cost("TLS, async", "clear text", "async", 1, 0.35, _encryption),
     "checks-sync": Cost("checks of updates, sync", "none", "sync", SEED_STEP_BATCHES, 0.05, _checks),
     "checks-async": Cost("checks of updates, async", "none", "async", 1, 0.05, _checks),
+    "own-loop-2": Cost("own loop, 2 batches a step", "w5xde.train", "sync", 2, 0.1, _own_loop, nodes=2),
+    "own-loop-8": Cost("own loop, 8 batches a step", "w5xde.train", "sync", 8, 0.1, _own_loop, nodes=2),
 }
 
 
@@ -150,7 +179,7 @@ def _row(name: str, cost: Cost, options: CostsOptions, say: Say) -> dict[str, An
         "title": cost.title,
         "without": cost.without,
         "mode": cost.mode,
-        "nodes": options.nodes,
+        "nodes": cost.nodes or options.nodes,
         "batches_per_step": cost.batches_per_step,
         "asked": cost.asked,
         "cost": 1 - found.ratio,

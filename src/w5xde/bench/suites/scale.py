@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from w5xde.api import Result, Watcher, run_coordinator
+from w5xde.api import Watcher, run_coordinator
 from w5xde.bench import jobs
 from w5xde.bench.contestants.light_nodes import be_crowd
 from w5xde.bench.contestants.product import runs_folder, settings_for
@@ -24,6 +24,7 @@ from w5xde.config import Settings
 from w5xde.runtime.coordinator.body import Coordinator
 from w5xde.runtime.durable.audit import audit_run
 from w5xde.runtime.system.capacity import require_descriptors
+from w5xde.runtime.telemetry.result import Result
 
 # Seconds for all nodes to join: for each connection, and at least.
 JOIN_SECONDS_EACH, JOIN_SECONDS_MIN = 0.05, 30.0

@@ -24,6 +24,7 @@ from w5xde.control.audit.records import (
     steps_of,
     whole,
 )
+from w5xde.control.audit.weights_check import WeightsCheck
 from w5xde.specs.round_lengths import RoundLengths
 
 # Settings that a resumed run may change.
@@ -44,6 +45,7 @@ class Auditor:
         leases = self._leases = LeaseCheck(self._wrong, self._found)
         # The steps that count; a step's index is the version it was applied to.
         self._steps: list[AppliedStep] = []
+        weights = WeightsCheck(self._wrong, self._found, lambda: len(self._steps))
         self._applied: defaultdict[int, Coverage] = defaultdict(Coverage)
         self._aside: set[tuple[int, int]] = set()
         self._ever_aside: set[tuple[int, int]] = set()
@@ -71,7 +73,10 @@ class Auditor:
             "epoch": self._epoch,
             "round lengths": self._grow,
             "checkpoint": self._checkpoint,
-            "model": self._model,
+            "evaluated": weights.measured,
+            "model": weights.saved,
+            "best": weights.kept_as_best,
+            "override": weights.rate_changed,
             "stop": self._stop,
             "lost": lambda record: self._wrong(f"tells of a loss: {record['text']}"),
             "gap": lambda record: self._wrong("tells of a gap: the disk could not be written for too long"),
@@ -179,12 +184,6 @@ class Auditor:
             self._wrong(f"writes version {version} again, and differently")
         self._found.checkpoints[version] = record["sha256"]
         self._found.durable_version = max(self._found.durable_version, version)
-
-    def _model(self, record: Record) -> None:
-        version = whole(record["version"])
-        if version > len(self._steps):
-            self._wrong(f"saves a model of step {version}, but only {len(self._steps)} steps are recorded")
-        self._found.models[str(record["sha256"])] = version
 
     def _stop(self, record: Record) -> None:
         self._is_stopped = True

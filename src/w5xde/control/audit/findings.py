@@ -39,6 +39,8 @@ class Findings:
     checkpoints: dict[int, str] = field(default_factory=dict)
     # The sha256 of every model.safetensors that was saved -> after how many steps.
     models: dict[str, int] = field(default_factory=dict)
+    # The same of every best.safetensors.
+    best: dict[str, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 

@@ -21,6 +21,8 @@ class _AuditedLease:
     step: int
     start: int
     stop: int
+    # It is of a validation, and no step may use its answer.
+    validates: bool = False
     is_open: bool = True
     # An answer was accepted, and no step has used it.
     is_taken: bool = False
@@ -57,7 +59,8 @@ class LeaseCheck:
         for lease, step, start, stop in record["leases"]:
             if lease >> _LIFE_SHIFT != self._life or lease in self._leases:
                 self._wrong(f"gives lease {lease} twice, or in the wrong life")
-            self._leases[lease] = _AuditedLease(node, step, start, stop)
+            validates = record.get("validates") is True
+            self._leases[lease] = _AuditedLease(node, step, start, stop, validates)
             self._found.node(node).leases += 1
 
     def took(self, record: Record) -> None:
@@ -98,6 +101,8 @@ class LeaseCheck:
             self._take(number, node)
         if lease is None or (lease.node, lease.step, lease.start, lease.stop) != (node, step, start, stop):
             self._wrong(f"takes batches {start} to {stop} of step {step} from {node}, who was not lent them")
+        elif lease.validates:
+            self._wrong(f"takes what {node} measured for a validation (lease {number})")
         elif not lease.is_taken:
             self._wrong(f"takes what {node} never gave (lease {number})")
         else:

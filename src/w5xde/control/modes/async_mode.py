@@ -146,15 +146,17 @@ class AsyncMode(Mode):
         self._has_moved = not open_step.plan.apart
         return open_step
 
-    def give_back(self, lease: Lease, *, failed: bool = False) -> OpenStep | None:
+    def give_back(self, lease: Lease, *, failed: bool = False, divided: bool = False) -> OpenStep | None:
         open_step = self._open_steps.get(lease.step.index)
         if open_step is None:
             return None
         others = self.leases.of_step(lease.step.index)
         if open_step.plan.apart:
-            return self._give_stretch_back(open_step, lease, others, failed=failed)
+            return self._give_stretch_back(open_step, lease, others, failed=failed, divided=divided)
         if failed:
             open_step.failed(lease.span, lease.node, others)
+        elif divided:
+            open_step.divide(lease.span, others)
         else:
             open_step.give_back(lease.span, others)
         if open_step.free:
@@ -162,7 +164,7 @@ class AsyncMode(Mode):
         return open_step
 
     def _give_stretch_back(
-        self, open_step: OpenStep, lease: Lease, others: list[Lease], *, failed: bool
+        self, open_step: OpenStep, lease: Lease, others: list[Lease], *, failed: bool, divided: bool
     ) -> OpenStep | None:
         """Free a stretch as a whole, for another node; or plan its steps one by one, if it failed again."""
         tried = open_step.failures.setdefault(lease.span, [])
@@ -170,7 +172,7 @@ class AsyncMode(Mode):
             tried.append(lease.node)
         if others or open_step.free:
             return open_step
-        if tried and (len(tried) >= STRETCH_FAILURES_MAX or len(self.members) < 2):
+        if divided or (tried and (len(tried) >= STRETCH_FAILURES_MAX or len(self.members) < 2)):
             self._split(open_step)
             return None
         open_step.give_back(lease.span, ())
@@ -233,8 +235,11 @@ class AsyncMode(Mode):
 
     def _has_room(self, now: float) -> bool:
         """Whether another step may be lent, so that the oldest outstanding answer still counts then."""
-        lent = len(self.leases)
-        for oldest in self.leases:
+        outstanding = self._leases_of_steps()
+        lent = len(outstanding)
+        if self.put_off and lent + len(self.put_off) > self.staleness:
+            return False
+        for oldest in outstanding:
             if not _is_late(oldest, now):
                 # A turn is passed on when its last lease is lent: the next node waits until that is answered.
                 return lent < self.members.parallel and lent + self.staleness_of(oldest) <= self.staleness
@@ -259,14 +264,20 @@ class AsyncMode(Mode):
         if found is None:
             return []
         ahead = 0.0 if found[0].plan.apart else self._ahead(member, now)
-        return [[self.lend(member, *found, version, now, updates=self._updates, ahead=ahead)]]
+        # Steps that are put off are not in the version that the member computes on.
+        updates = self._updates - len(self.put_off)
+        return [[self.lend(member, *found, version, now, updates=updates, ahead=ahead)]]
 
     def _ahead(self, member: Member, now: float) -> float:
         """How many updates the parameters of the member's next lease look ahead."""
         # One node alone is never late.
         if len(self.members) < 2 or not self._has_moved:
             return 0.0
-        return self._delay.ahead(member, sum(not _is_late(lease, now) for lease in self.leases))
+        return self._delay.ahead(member, sum(not _is_late(lease, now) for lease in self._leases_of_steps()))
+
+    def _leases_of_steps(self) -> list[Lease]:
+        """The outstanding leases, oldest first, without those of a validation, which change nothing."""
+        return [lease for lease in self.leases if not lease.step.validates]
 
     def _stretches_under_way(self, now: float) -> int:
         return sum(lease.step.apart and not _is_late(lease, now) for lease in self.leases)

@@ -25,6 +25,8 @@ class Mode(ABC):
         self.batches_relent = 0
         # Set when the run is asked to stop: open steps may be completed, and no other step is opened.
         self.is_closing = False
+        # Complete steps that are decided when an evaluation has ended, in this order.
+        self.put_off: list[OpenStep] = []
 
     @abstractmethod
     def grants(self, candidates: Iterable[Member], version: int, now: float) -> list[list[Lease]]:
@@ -55,8 +57,11 @@ class Mode(ABC):
         """Do without these batches of a step; return the step if that completes it."""
 
     @abstractmethod
-    def give_back(self, lease: Lease, *, failed: bool = False) -> OpenStep | None:
-        """Free the batches of a lease that ended without a good answer; return their step if it is open."""
+    def give_back(self, lease: Lease, *, failed: bool = False, divided: bool = False) -> OpenStep | None:
+        """Free the batches of a lease that ended without a good answer; return their step if it is open.
+
+        `failed`: its node could not compute them. `divided`: one of them is bad, and no node is to blame.
+        """
 
     @abstractmethod
     def stepped(self, step: int) -> Iterable[Member]:

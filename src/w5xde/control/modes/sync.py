@@ -81,13 +81,15 @@ class SyncMode(Mode):
         self._open_step, self._applying = None, open_step.plan.index
         return open_step
 
-    def give_back(self, lease: Lease, *, failed: bool = False) -> OpenStep | None:
+    def give_back(self, lease: Lease, *, failed: bool = False, divided: bool = False) -> OpenStep | None:
         open_step = self._open_step
         if open_step is None or open_step.plan.index != lease.step.index:
             return None
         others = self.leases.of_step(lease.step.index)
         if failed:
             open_step.failed(lease.span, lease.node, others)
+        elif divided:
+            open_step.divide(lease.span, others)
         else:
             open_step.give_back(lease.span, others)
         return open_step

@@ -98,14 +98,14 @@ class Members:
             self._ticked_at = now
         # With the NUL no node can name this machine.
         machine = machine or f"\0{name}"
-        place = self._machines.setdefault(machine, MachineTurns(machine, slots))
+        place = self._machines.setdefault(machine, MachineTurns(machine))
         member = Member(name, heard_at=now, machine=place, free_at=now, idle_since=now)
         self._members[name] = member
         if guess_seconds is not None:
             member.batch_seconds, member.is_guessed = guess_seconds, True
             self.pool_rate += member.rate
             self.measured_count += 1
-        self._update(place, lambda: place.join(member))
+        self._update(place, lambda: place.join(member, slots))
         return member
 
     def loaded(self, machine: str, load: float) -> None:

@@ -22,13 +22,17 @@ def local_name(number: int) -> str:
     return f"local-{number}"
 
 
+def is_local_name(name: str) -> bool:
+    return _LOCAL.fullmatch(name) is not None
+
+
 def free_name(wanted: str, is_taken: Callable[[str], bool], *, is_local: bool = False) -> str:
     """Return the wanted name, or that name with the first number that makes it free.
 
     Names of local nodes are free for local nodes alone: their process ids and restarts are looked up by name.
     """
     name, number = wanted, 1
-    while (not is_local and _LOCAL.fullmatch(name)) or is_taken(name):
+    while (not is_local and is_local_name(name)) or is_taken(name):
         number += 1
         name = f"{wanted[:_STEM_CHARACTERS_MAX]}-{number}"
     return name

@@ -34,9 +34,9 @@ LATE_SECONDS = 0.25
 class MachineTurns:
     """The nodes of one machine: those in turn, and those that wait for a turn."""
 
-    def __init__(self, name: str, slots: int) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self._cores = max(1, slots)
+        self._cores = 1
         # The share of their busy time for which the nodes need a core.
         self._core_share = 1.0
         # The share of a core that the coordinator needs on this machine, and whether it has one to itself.
@@ -71,7 +71,9 @@ class MachineTurns:
         self._has_coordinator = self._load > (LOAD_AGAIN if self._has_coordinator else LOAD_MIN)
         self._fill()
 
-    def join(self, member: Member) -> None:
+    def join(self, member: Member, slots: int) -> None:
+        """Add a node that may use this many cores; another node may be allowed fewer of them."""
+        self._cores = max(self._cores, slots)
         # A node that joins later does not catch up on what the others were lent before.
         everyone = self._working + self._waiting
         member.lent_batches = min((each.lent_batches for each in everyone), default=0)

@@ -29,6 +29,9 @@ class Progress:
     # Batches in answers that the coordinator computed again, and in those that it chose and could not.
     verified_batches: int = 0
     unverified_batches: int = 0
+    # Evaluations that were due and skipped, and how long training has waited for others.
+    evaluations_skipped: int = 0
+    evaluation_wait_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,14 @@ class UsualNorms:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluatedUntil:
+    """How far evaluations have come: all that were due up to this step and this epoch."""
+
+    steps: int = 0
+    epochs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """The core's part of a checkpoint, after `version` steps."""
 
@@ -116,3 +127,5 @@ class Cut:
     usual_norms: UsualNorms | None = None
     # In rounds mode, if it is known: how many steps each round has.
     round_lengths: str | None = None
+    # None in checkpoints that were written before it was kept.
+    evaluated: EvaluatedUntil | None = None

@@ -40,6 +40,9 @@ class Lease:
     def where(self) -> str:
         """A phrase for messages that names the batches and their epoch."""
         step, epoch = self.step, self.step.epoch + 1
+        if step.validates:
+            batches = f"{self.span.start} to {self.span.stop - 1}" if self.span.count > 1 else self.span.start
+            return f"batch {batches} of the validation of step {self.version}"
         if step.columns:
             last = step.index + step.steps
             return f"column {self.span.start + 1} of steps {step.index + 1} to {last} of epoch {epoch}"

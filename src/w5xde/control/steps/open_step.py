@@ -115,6 +115,10 @@ class OpenStep:
     def failed(self, span: Span, node: str, leases: Iterable[Lease]) -> None:
         """Note that the span failed on a node, and free its batches one by one."""
         self.failures.setdefault(span, []).append(node)
+        self.divide(span, leases)
+
+    def divide(self, span: Span, leases: Iterable[Lease]) -> None:
+        """Free the batches of a span one by one, because one of them is bad."""
         for batch in range(span.start, span.stop):
             self.failures.setdefault(Span(batch, batch + 1), [])
             self.give_back(Span(batch, batch + 1), leases)

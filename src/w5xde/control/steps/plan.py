@@ -14,17 +14,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from w5xde.specs.planned_steps import planned_steps
 from w5xde.specs.round_lengths import RoundLengths
 from w5xde.tree import Span
+
+# The epoch of validation batches, and the index of a validation of version 0; of others it is smaller.
+VALIDATION_EPOCH = -1
+_VALIDATION_INDEX = -(1 << 40)
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """The batches `first, first + 1, …` of an epoch that make one optimizer step, with the size of each.
 
-    If `apart`, it is a stretch: each batch is a step of its own, made by a node, and `index` is the first
-    step's. If it has `columns`, it is a round: as many batches as it has columns make a step, and `index` is
-    the first step's.
+    A validation is planned like a step, and no step is made of it. If `apart`, it is a stretch: each batch is
+    a step of its own, made by a node, and `index` is the first step's. If it has `columns`, it is a round: as
+    many batches as it has columns make a step, and `index` is the first step's.
     """
 
     index: int
@@ -34,6 +39,11 @@ class StepPlan:
     ends_epoch: bool
     apart: bool = False
     columns: int = 0
+
+    @property
+    def validates(self) -> bool:
+        """Whether its batches are those of a validation set, which nodes only measure."""
+        return self.epoch == VALIDATION_EPOCH
 
     @property
     def steps(self) -> int:
@@ -88,6 +98,11 @@ class StepPlan:
         return [(self.epoch, self.first + i) for i in range(len(self.sizes))]
 
 
+def validation_plan(version: int, sizes: tuple[int, ...]) -> StepPlan:
+    """All batches of a validation set, to be measured on this version."""
+    return StepPlan(_VALIDATION_INDEX - version, VALIDATION_EPOCH, 0, sizes, ends_epoch=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Cursor:
     """The place of the next step: its index, its epoch, and its first batch in that epoch."""
@@ -118,6 +133,7 @@ class Plan:
         self._samples = samples
         self._batch_size = batch_size
         self.cursor = Cursor()
+        self._resumed_at = 0
         # The sizes of a stream's batches beyond the cursor, as far as they are known; 0 where an epoch ends.
         self._stream: deque[int] = deque()
         self._stream_epoch = 0
@@ -149,6 +165,7 @@ class Plan:
     def resume(self, cursor: Cursor, undone: Iterable[StepPlan]) -> None:
         """Continue from an earlier life's place; a stream's batches are discovered from there on."""
         self.cursor = cursor
+        self._resumed_at = cursor.index
         self._stream_epoch = cursor.epoch
         # Split: this life may not plan stretches.
         self._undone = deque(single for step in undone for single in step.split)
@@ -178,11 +195,20 @@ class Plan:
     @property
     def steps_total(self) -> int | None:
         """The number of steps of the whole run, if known."""
-        limits = [] if self._step_limit is None else [self._step_limit]
-        if self._epoch_limit is not None and self._samples is not None:
-            batches = -(-self._samples // self._batch_size)
-            limits.append(self._epoch_limit * -(-batches // self.step_batches))
-        return min(limits, default=None)
+        return planned_steps(
+            samples=self._samples,
+            batch_size=self._batch_size,
+            step_batches=self.step_batches,
+            epoch_limit=self._epoch_limit,
+            step_limit=self._step_limit,
+        )
+
+    def number_of(self, step: StepPlan) -> int:
+        """How many steps are planned before this one.
+
+        For a batch that was set aside in an earlier life, and is tried again: before this life.
+        """
+        return step.index if step.index >= 0 else self._resumed_at
 
     def discovered(self, epoch: int, samples: int) -> None:
         """Note that the stream has a batch of this many samples; 0: its epoch has ended."""

@@ -36,6 +36,11 @@ class Tally:
         return again
 
     @property
+    def is_applied(self) -> bool:
+        """Whether the learner has applied every step that is decided."""
+        return not self._applying
+
+    @property
     def decided_steps(self) -> int:
         return self.progress.steps + sum(step.steps for step in self._applying.values())
 

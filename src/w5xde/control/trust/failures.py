@@ -15,7 +15,10 @@ from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import OpenStep, Share
 from w5xde.control.steps.tally import Tally
 from w5xde.control.trust.norm_limits import FAULTS_MAX, NormCheck
+from w5xde.tree import Span
 
+# The kind of the note that an update needs a second opinion: in the ledger, and hardly ever of interest.
+SECOND_OPINION = "second opinion"
 # A node on which this many leases in a row fail, while there are other nodes, is broken.
 FAILURES_IN_A_ROW_MAX = 5
 # If this many batches in a row are set aside and none succeeds in between, the job is broken.
@@ -50,9 +53,9 @@ class Failures:
         """
         open_step = self._mode.give_back(lease, failed=True)
         if norm is None:
-            text = f"{lease.node} could not compute {lease.where}: {reason}"
+            kind, text = "failed", f"{lease.node} could not compute {lease.where}: {reason}"
         else:
-            text = f"what {lease.node} gave for {lease.where} is refused: {reason}"
+            kind, text = "doubt", f"what {lease.node} gave for {lease.where} is refused: {reason}"
             if open_step is not None:
                 open_step.doubt(lease.span, lease.node)
                 self._norm_check.reject(lease, norm)
@@ -62,10 +65,12 @@ class Failures:
         if self._norm_check.needs_second_node(lease, is_alone=is_alone):
             must_set_aside = False
         if norm is not None and not must_set_aside and self._norm_check.is_doubted(lease):
-            text += "; it is computed again to be sure"
+            # An honest update may be unusual: only a second opinion that differs says something of its node.
+            kind = SECOND_OPINION
+            text = f"what {lease.node} gave for {lease.where} is computed again to be sure: {reason}"
         effects: list[ev.Effect] = [
             ev.Reject(lease.node, lease.id, reason),
-            ev.Note("failed" if norm is None else "doubt", text, {"node": lease.node}),
+            ev.Note(kind, text, {"node": lease.node}),
         ]
         return effects, open_step if must_set_aside else None
 
@@ -83,17 +88,11 @@ class Failures:
         if self._aside_in_a_row >= ASIDE_IN_A_ROW_MAX:
             what = f"{where} fails wherever it is tried, like {ASIDE_IN_A_ROW_MAX - 1} before it"
             return [ev.Finish("", error=f"{what}: {reason}")]
-        tried = open_step.failures[lease.span]
-        nodes = sorted(set(tried))
+        nodes = self.forgive(open_step, lease.span)
         self._tally.accounts.aside += [
             Aside(step.epoch, step.first + i, step.sizes[i], reason, tuple(nodes))
             for i in step.places(lease.span)
         ]
-        for node in nodes:
-            # The data was at fault, not the nodes.
-            member = self._members.get(node)
-            if member is not None:
-                member.failures_in_a_row = max(0, member.failures_in_a_row - tried.count(node))
         return [
             ev.SetAside(step, lease.span, reason, nodes),
             ev.Note(
@@ -103,14 +102,27 @@ class Failures:
             ),
         ]
 
+    def forgive(self, open_step: OpenStep, span: Span) -> list[str]:
+        """The data was at fault, not the nodes on which the span failed: return these."""
+        tried = open_step.failures.get(span, [])
+        for node in set(tried):
+            member = self._members.get(node)
+            if member is not None:
+                member.failures_in_a_row = max(0, member.failures_in_a_row - tried.count(node))
+        return sorted(set(tried))
+
     def blame(self, step: int, shares: list[Share]) -> tuple[list[ev.Effect], dict[str, str]]:
-        """The step is complete: report rejected updates that were their nodes' fault.
+        """The step is complete: report rejected updates that a second opinion contradicts.
 
         Returns the effects, and the nodes to evict for that with the reason.
         """
         effects: list[ev.Effect] = []
         evicted: dict[str, str] = {}
         for update, count in self._norm_check.complete(step, shares):
+            if not count:
+                text = f"what {update.node} gave for {update.where} first was wrong, and did not count"
+                effects.append(ev.Note("doubt", text, {"node": update.node}))
+                continue
             text = f"others computed {update.where} well: it was {update.node}'s fault"
             facts = {"node": update.node, "faults": count}
             effects.append(ev.Note("fault", f"{text} ({count} of {FAULTS_MAX})", facts))

@@ -151,7 +151,8 @@ class NormCheck:
         limit = limits.of(batches)
         if mean > limit:
             if not limits.is_auto or not (is_verified or self._is_confirmed(lease, mean)):
-                return f"its norm is {mean:.3g}, and {limit:.3g} is the most that is believed"
+                without = " without a second opinion" if limits.is_auto else ""
+                return f"its norm is {mean:.3g}, and {limit:.3g} is the most that is believed{without}"
             limits.widen(mean, batches)
         limits.learn(mean, batches)
         doubted = self._doubted(lease)
@@ -206,13 +207,21 @@ class NormCheck:
         doubted.rejected.append(update)
 
     def complete(self, step: int, shares: list[Share]) -> Iterator[tuple[RejectedUpdate, int]]:
-        """Forget a step that is complete; yield faults: rejected updates whose batches are all good.
+        """Forget a step that is complete; yield rejected updates whose batches are all good.
 
-        With each fault: the number of faults of its node so far.
+        With each: the number of faults of its node so far; 0 if the node itself did better at last, so that
+        it is no fault.
         """
         doubted = self.doubted_steps.pop(step, _DoubtedStep())
         for update in doubted.rejected:
-            if _is_at_fault(update, doubted, shares):
+            inside = _inside(update.span, shares)
+            if not _is_refuted(update, doubted, inside):
+                continue
+            if any(node == update.node for _, _, node, _ in inside):
+                # One that is not finite, or above the user's own limit, was reported when it came.
+                if self.limits.is_auto and update.norm < math.inf:
+                    yield update, 0
+            else:
                 self._faults[update.node] += 1
                 yield update, self._faults[update.node]
 
@@ -228,12 +237,14 @@ def _mean_norm(lease: Lease, norm: float) -> float:
     return norm if is_whole else norm * lease.step.samples / lease.samples
 
 
-def _is_at_fault(update: RejectedUpdate, doubted: _DoubtedStep, shares: list[Share]) -> bool:
-    """Return whether others gave every batch of the update, and far smaller gradients."""
+def _inside(span: Span, shares: list[Share]) -> list[Share]:
+    """Return the shares of a step that have a part of the span."""
+    return [share for share in shares if share[0] < span.stop and share[1] > span.start]
+
+
+def _is_refuted(update: RejectedUpdate, doubted: _DoubtedStep, inside: list[Share]) -> bool:
+    """Return whether every batch of the update was given again, with a far smaller gradient."""
     span = update.span
-    inside = [share for share in shares if share[0] < span.stop and share[1] > span.start]
-    if any(node == update.node for _, _, node, _ in inside):
-        return False
     covered = sum(min(stop, span.stop) - max(start, span.start) for start, stop, _, _ in inside)
     if covered < span.count:
         return False  # some of its batches were set aside: the data was at fault

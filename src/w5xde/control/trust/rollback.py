@@ -58,8 +58,11 @@ class Rollback:
             ev.Note("cheat", text, {"node": node, "applied": applied, "lease": event.lease}),
             ev.Reject(node, event.lease, reason, fenced=isinstance(lease, str)),
         ]
-        for open_step in self._mode.open_steps:
+        put_off = self._mode.put_off
+        for open_step in [*self._mode.open_steps, *put_off]:
             if any(share[2] == node for _, shares in open_step.tree for share in shares):
+                if open_step in put_off:
+                    put_off.remove(open_step)
                 effects += [*self.cancel_leases(open_step.plan.index), self.reopen(open_step.plan, version)]
         return effects
 

@@ -84,10 +84,12 @@ class Verification:
         lease = self._leases.get(event.lease)
         if lease is None:
             return []
+        if not event.unknown and lease.step.validates:
+            return []  # the share of what was verified is that of the training
         if not event.unknown:
             progress.verified_batches += lease.batches
             return []
-        progress.unverified_batches += lease.batches
+        progress.unverified_batches += 0 if lease.step.validates else lease.batches
         text = f"what {event.node} gave for {lease.where} counts without being verified: {event.unknown}"
         return [ev.Note("unverified", text, {"node": event.node})]
 

@@ -34,11 +34,13 @@ class PackedEpochs:
     @classmethod
     def of(cls, source: Source) -> PackedEpochs | None:
         """The packed epochs of a source that is small and only holds tensors; None for any other."""
-        return cls(source) if isinstance(source, MapSource) and _is_plain(source.dataset) else None
+        if not isinstance(source, MapSource) or source.recipe.collate is not None:
+            return None
+        return cls(source) if _is_small(source) else None
 
     def batch(self, epoch: int, batch: int) -> Packed:
         ordered = self._epochs.get(epoch) or self._order(epoch)
-        places = self._source.samples_of(batch)
+        places = self._source.epoch(epoch).places(batch)
         template = self._templates.get(len(places)) or self._pack(len(places))
         pieces = []
         for raw, size in zip(ordered, self._sample_bytes, strict=True):
@@ -49,7 +51,7 @@ class PackedEpochs:
         return Packed(template.samples, template.item, pieces, template.body_bytes)
 
     def _order(self, epoch: int) -> list[memoryview]:
-        order = self._source.order(epoch)
+        order = self._source.epoch(epoch).indices
         # Late batches of the epoch before may still be lent again.
         self._epochs = {known: raw for known, raw in self._epochs.items() if known >= epoch - 1}
         ordered = self._epochs[epoch] = [
@@ -62,10 +64,14 @@ class PackedEpochs:
         return packed
 
 
-def _is_plain(dataset: object) -> bool:
-    if type(dataset) is not TensorDataset:  # a subclass may do more when it is read
+def _is_small(source: MapSource) -> bool:
+    """Whether every epoch of a source is small, and holds plain tensors."""
+    dataset, samples = source.dataset, source.epoch_samples
+    if type(dataset) is not TensorDataset or samples is None:  # a subclass may do more when it is read
         return False
-    return sum(tensor.nbytes for tensor in dataset.tensors) <= DATA_BYTES_MAX and all(
+    # A sampler may draw samples more than once.
+    times = max(1.0, samples / source.samples)
+    return sum(times * tensor.nbytes for tensor in dataset.tensors) <= DATA_BYTES_MAX and all(
         tensor.device.type == "cpu"
         and tensor.layout is torch.strided
         and tensor.dtype in _DTYPES

@@ -10,13 +10,13 @@ import hashlib
 import math
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from w5xde.learn.data.payload import DEPTH_MAX, Packed, padding_of
+from w5xde.learn.data.payload import Packed, leaves_of, padding_of
 from w5xde.learn.model.layout import DTYPES
-from w5xde.message_types import DIGEST_BYTES
-from w5xde.messages import DictOf, Item, ListOf, SampleList, TensorAt, TupleOf
+from w5xde.message_types import DIGEST_BYTES, Container, Item, SampleList, TensorAt
 
 ByteRows: TypeAlias = NDArray[np.uint8]
 Numbers: TypeAlias = NDArray[np.uint32]
@@ -47,7 +47,7 @@ class SampleFormat:
         """
         sizes: list[int] = []
         at = 0
-        for leaf in _leaves(item):
+        for leaf in leaves_of(item):
             dtype = DTYPES.get(leaf.dtype) if isinstance(leaf, TensorAt) else None
             if not isinstance(leaf, TensorAt) or dtype is None or leaf.requires_grad or leaf.offset != at:
                 return None
@@ -94,24 +94,18 @@ class SampleFormat:
         return body
 
 
-def _leaves(item: Item, depth: int = 0) -> list[Any]:
-    if isinstance(item, (ListOf, TupleOf, DictOf)) and depth <= DEPTH_MAX:
-        return [leaf for part in item.items for leaf in _leaves(part, depth + 1)]
-    return [item]
-
-
 def _resized(item: Item, samples: int, at: int, sizes: Any) -> tuple[Item, int]:
     """The item for another number of samples, and where its bytes end."""
     if isinstance(item, TensorAt):
         count = samples * next(sizes)
         return TensorAt(item.dtype, (samples, *item.shape[1:]), at), at + count + padding_of(count)
-    if not isinstance(item, (ListOf, TupleOf, DictOf)):
+    if not isinstance(item, Container):
         return item, at
     parts = []
     for part in item.items:
         resized, at = _resized(part, samples, at, sizes)
         parts.append(resized)
-    return (DictOf(item.keys, parts) if isinstance(item, DictOf) else type(item)(parts)), at
+    return msgspec.structs.replace(item, items=parts), at
 
 
 # --- hashes -----------------------------------------------------------------------------------------

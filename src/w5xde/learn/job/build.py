@@ -13,37 +13,44 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from w5xde.errors import JobError
-from w5xde.learn.data.sources import Source, open_source
-from w5xde.learn.job.job import Job, describe
+from w5xde.learn.data.sources import Source
+from w5xde.learn.job.job import Job, call
+from w5xde.learn.job.job_data import JobData
 from w5xde.learn.model.seeding import seed_everything
 from w5xde.learn.rounds.columns import ColumnRules, Columns
 from w5xde.learn.rounds.hand_over import HandOver
 from w5xde.learn.torch_private import avoid_compiler_import
 from w5xde.learn.train.trainer import Trainer
 from w5xde.messages import Rules
+from w5xde.specs.data_settings import BATCH_SAMPLES
+from w5xde.specs.planned_run import UNKNOWN, PlannedRun
 
 T = TypeVar("T")
 
 
 class ModelParameters(list[nn.Parameter]):
-    """The argument of `optimizer(params)`: the parameters, and their names for optimizers with groups."""
+    """The argument of `optimizer(params)`: the parameters, and their names for optimizers with groups.
 
-    def __init__(self, module: nn.Module) -> None:
+    `module` is the model itself, and `run` how long the run will be.
+    """
+
+    def __init__(self, module: nn.Module, run: PlannedRun) -> None:
         super().__init__(module.parameters())
-        self._module = module
+        self.module = module
+        self.run = run
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        return self._module.parameters()
+        return self.module.parameters()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return self._module.named_parameters()
+        return self.module.named_parameters()
 
 
-def build_columns(job: Job, trainer: Trainer, rules: Rules) -> Columns:
+def build_columns(job: Job, trainer: Trainer, rules: Rules, run: PlannedRun = UNKNOWN) -> Columns:
     """What computes the columns of rounds on the model of a trainer; ValueError if the rules are unknown."""
     hand_over = HandOver(rules.hand_over, trainer.blueprint.layout)
     return Columns(
-        trainer, ColumnRules(hand_over, lambda: build_optimizer(job, trainer.module), rules.clip_norm)
+        trainer, ColumnRules(hand_over, lambda: build_optimizer(job, trainer.module, run), rules.clip_norm)
     )
 
 
@@ -67,10 +74,10 @@ def copy_module(job: Job, module: nn.Module, seed: int) -> nn.Module:
         return build_model(job, seed)
 
 
-def build_optimizer(job: Job, module: nn.Module) -> Optimizer:
-    """The optimizer that `optimizer(params)` returns for this module."""
+def build_optimizer(job: Job, module: nn.Module, run: PlannedRun = UNKNOWN) -> Optimizer:
+    """The optimizer that `optimizer(params)` returns for this module, in a run of this length."""
     avoid_compiler_import()
-    parameters = ModelParameters(module)
+    parameters = ModelParameters(module, run)
     optimizer = call_for(Optimizer, "torch.optim.Optimizer", "optimizer()", job.optimizer, parameters)
     if isinstance(optimizer, (LBFGS, SparseAdam)):
         raise JobError(
@@ -90,25 +97,22 @@ def build_optimizer(job: Job, module: nn.Module) -> Optimizer:
     return optimizer
 
 
-def build_source(job: Job, seed: int, batch_size: int, shuffle: bool) -> Source:
-    """The source of batches for the data set that `data()` returns under this seed."""
-    seed_everything(seed)
-    return open_source(call("data()", job.data), batch_size=batch_size, seed=seed, shuffle=shuffle)
+def build_source(job: Job, seed: int, batch_size: int | None, shuffle: bool) -> Source:
+    """The source of batches for the data that `data()` returns under this seed.
 
-
-def call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of the user's, which messages call `what`; whatever it raises becomes a JobError."""
-    try:
-        return function(*arguments)
-    except JobError:
-        raise
-    except Exception as error:
-        raise JobError(f"{what} failed: {describe(error)}", code="W5-202") from error
+    Without a batch size, that of its DataLoader or the default.
+    """
+    data = JobData.of(job, seed)
+    return data.open(seed, batch_size or data.parts.batch_size or BATCH_SAMPLES, shuffle=shuffle)
 
 
 def call_for(kind: type[T], kind_name: str, what: str, function: Callable[..., Any], *arguments: Any) -> T:
     """As `call`; JobError also if the result is not of this kind."""
-    found = call(what, function, *arguments)
+    return require_kind(kind, kind_name, what, call(what, function, *arguments))
+
+
+def require_kind(kind: type[T], kind_name: str, what: str, found: Any) -> T:
+    """What a function of the user's returned, which must be of this kind."""
     if not isinstance(found, kind):
         raise JobError(
             f"{what} returned a {type(found).__name__}", code="W5-202", fix=f"return a {kind_name}"

@@ -47,7 +47,7 @@ def _is_worth_it(source: Source, form: SampleFormat, settings: Settings) -> bool
     samples = source.samples or 0
     is_large = form.sample_bytes >= AUTO_SAMPLE_BYTES
     has_room = slots_for(form, samples, settings.cache_bytes) == samples
-    planned = settings.steps * settings.step_batches * settings.batch_size if settings.steps else samples + 1
+    planned = settings.steps * settings.step_batches * source.batch_size if settings.steps else samples + 1
     return is_large and has_room and settings.epoch_limit != 1 and planned > samples
 
 
@@ -65,7 +65,7 @@ def _require_cacheable(source: Source, settings: Settings) -> SampleFormat:
     if source.samples >= NUMBERED_MAX:
         raise _uncacheable(f"the data set has {source.samples} samples, too many to number them")
     with as_before():
-        form = _compare(source, settings.seed)
+        form = _compare(source)
     if form.sample_bytes + DIGEST_BYTES > settings.cache_bytes:
         raise JobError(
             f"a sample takes {form.sample_bytes:,} bytes, and --cache-bytes is {settings.cache_bytes:,}",
@@ -75,15 +75,17 @@ def _require_cacheable(source: Source, settings: Settings) -> SampleFormat:
     return form
 
 
-def _compare(source: MapSource, seed: int) -> SampleFormat:
-    """Read some samples twice, the second time in another order and without one of them."""
-    places = {(source.samples - 1) * i // (TRIED_SAMPLES - 1) for i in range(TRIED_SAMPLES)}
-    chosen = source.order(0)[torch.tensor(sorted(places))]
+def _compare(source: MapSource) -> SampleFormat:
+    """Read some samples twice: in another epoch, in another order, and without one of them."""
+    order, types = source.epoch(0).indices, source.recipe.types
+    places = {(len(order) - 1) * i // (TRIED_SAMPLES - 1) for i in range(TRIED_SAMPLES)}
+    chosen = order[torch.tensor(sorted(places))]
     again = chosen.flip(0)[: max(1, len(chosen) - 1)]
-    seed_everything(seed)
-    first = pack_batch(len(chosen), source.read_indices(chosen, seed))
-    seed_everything(seed + 1)
-    second = pack_batch(len(again), source.read_indices(again, seed + 1))
+    # Other generators, in case they are drawn from all the same.
+    seed_everything(0)
+    first = pack_batch(len(chosen), source.read_indices(chosen, 0, 0), types)
+    seed_everything(1)
+    second = pack_batch(len(again), source.read_indices(again, 1, 0), types)
     form = SampleFormat.of(first.item, len(chosen))
     if form is None:
         raise _uncacheable("samples hold more than tensors and numbers, or have no bytes of their own")

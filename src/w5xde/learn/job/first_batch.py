@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +18,27 @@ from torch import Tensor, nn
 
 from w5xde.config import Settings
 from w5xde.errors import JobError
+from w5xde.learn.data.batch_types import BatchTypes
 from w5xde.learn.data.payload import Packer, unpack
 from w5xde.learn.data.sources import MapSource, Source
 from w5xde.learn.job.job import Job, describe
+from w5xde.learn.job.python_state import PythonState
 from w5xde.learn.model import layout as layouts
 from w5xde.learn.model.device import to_device
 from w5xde.learn.model.seeding import DrawnFrom, seed_everything
 from w5xde.learn.torch_private import write_count
+from w5xde.learn.train.position import Position, at
 from w5xde.messages import Layout
 from w5xde.tree import batch_seed
+
+# How many attributes a message names.
+STATE_NAMES_MAX = 3
+# Words of torch's errors about tensors of different types.
+_ABOUT_DTYPES = ("dtype", "scalar type", "type (", "must have the type")
+_TRAINS_NOTHING = (
+    "the loss does not depend on any parameter of the model that is trained",
+    "compute it from the model that it is given, model(…), without torch.no_grad() or .detach()",
+)
 
 
 @dataclass(slots=True)
@@ -44,8 +56,13 @@ class Trial:
     gradient_norm: float
 
 
-def try_first_batch(job: Job, module: nn.Module, source: Source, settings: Settings) -> Trial:
-    """Read, send and compute the first batch as a node would; JobError if the job cannot be trained."""
+def try_first_batch(
+    job: Job, module: nn.Module, source: Source, settings: Settings, steps: int | None
+) -> Trial:
+    """Read, send and compute the first batch as a node would; JobError if the job cannot be trained.
+
+    `steps` is how many the run has, for a loss that asks.
+    """
     seed = batch_seed(settings.seed, 0, 0)
     seed_everything(seed)
     drawn = DrawnFrom()
@@ -53,25 +70,60 @@ def try_first_batch(job: Job, module: nn.Module, source: Source, settings: Setti
     batch = _first_batch(source)
     read_seconds = time.perf_counter() - started
     source.draws = drawn.torch or drawn.python or drawn.numpy
-    sent = _sender(batch)
+    sent = _sender(batch, source.recipe.types)
     parameters = {name: _TensorBefore(parameter) for name, parameter in module.named_parameters()}
     buffers = {name: _TensorBefore(buffer) for name, buffer in module.named_buffers()}
+
+    def compute() -> float:
+        with at(Position(0, 0, 0, steps)):
+            return _first_loss(job, module, sent(), settings.precision)
+
     seed_everything(seed)
     drawn = DrawnFrom()
     started = time.perf_counter()
-    loss = _first_loss(job, module, sent(), settings.precision)
+    loss = compute()
     batch_seconds = time.perf_counter() - started
     draws_python, draws_numpy, draws_torch = drawn.python, drawn.numpy, drawn.torch
     gradient_norm = _check_gradients(module)
     _check_parameters(module, parameters)
     changed = _changed_buffers(module, buffers)
     if settings.mode != "async" or settings.verify:
-        module.zero_grad(set_to_none=True)
-        seed_everything(seed)
+        state = PythonState(module)
+
+        def compute_again() -> float:
+            module.zero_grad(set_to_none=True)
+            seed_everything(seed)
+            return compute()
+
         started = time.perf_counter()
-        _check_repeatable(loss, _first_loss(job, module, sent(), settings.precision))
+        again = compute_again()
         batch_seconds = time.perf_counter() - started
+        _refuse_python_state(module, state, compute_again)
+        _check_repeatable(loss, again)
     return Trial(changed, draws_python, draws_numpy, draws_torch, read_seconds, batch_seconds, gradient_norm)
+
+
+def _refuse_python_state(module: nn.Module, first: PythonState, compute: Callable[[], float]) -> None:
+    """Refuse attributes that change each time the same batch is computed; `first`: after the first time.
+
+    One that settles, such as a cache or a flag, is none of them.
+    """
+    second = PythonState(module)
+    suspects = second.changed_since(first)
+    if not suspects:
+        return
+    compute()
+    found = sorted(suspects & PythonState(module).changed_since(second))
+    if found:
+        names = ", ".join(found[:STATE_NAMES_MAX]) + (" and others" if len(found) > STATE_NAMES_MAX else "")
+        raise JobError(
+            f"the model changes {names} in every forward pass, outside of its buffers",
+            code="W5-243",
+            why="every node would count the batches that it computes itself, so that the weights would depend"
+            " on which nodes helped",
+            fix="keep it in a buffer (self.register_buffer); or, in place of a counter of your own, read"
+            " w5xde.current().step; or use --mode async without --verify",
+        )
 
 
 def _check_repeatable(first: float, second: float) -> None:
@@ -141,12 +193,12 @@ def _first_batch(source: Source) -> Any:
     raise JobError("the data set is empty", code="W5-204", fix="data() must give at least one sample")
 
 
-def _sender(batch: Any) -> Callable[[], Any]:
+def _sender(batch: Any, types: BatchTypes) -> Callable[[], Any]:
     """A function that returns a new copy of the batch as nodes get it; refuses one that cannot be sent."""
-    packer = Packer()
+    packer = Packer(types)
     item = packer.pack(batch)
     body = bytearray(b"".join(packer.pieces))
-    return lambda: to_device(unpack(item, body), torch.device("cpu"))
+    return lambda: to_device(unpack(item, body, types=types), torch.device("cpu"))
 
 
 def _first_loss(job: Job, module: nn.Module, batch: Any, precision: str) -> float:
@@ -161,7 +213,8 @@ def _first_loss(job: Job, module: nn.Module, batch: Any, precision: str) -> floa
             return float(loss.detach())
     except Exception as error:
         what = "the loss failed on the first batch, before any node was used"
-        raise JobError(what, code="W5-205", why=describe(error), fix=_hint(error)) from error
+        fix = _hint(str(error), module, batch)
+        raise JobError(what, code="W5-205", why=describe(error), fix=fix) from error
     what, fix = problem
     raise JobError(what, code="W5-205", fix=fix)
 
@@ -183,14 +236,17 @@ def _loss_problem(loss: Any) -> tuple[str, str] | None:
             "look at the inputs (NaN in the data?), the initial weights, or a log of zero"
         )
     if not loss.requires_grad:
-        return "the loss does not depend on any parameter that is trained", (
-            "compute it from model(…) without torch.no_grad() or .detach()"
-        )
+        return _TRAINS_NOTHING
     return None
 
 
-def _hint(error: Exception) -> str:
-    text = str(error)
+def _hint(text: str, module: nn.Module, batch: Any) -> str:
+    wide = _wide_member(module, batch)
+    if wide and "Long" not in text and any(word in text for word in _ABOUT_DTYPES):
+        return (
+            f"{wide} is float64, numpy's usual type, and the model is float32: give float32 in the data set"
+            " (x.astype(np.float32), or x.float()), or make the model float64 (model.double())"
+        )
     if "Long" in text or "expected scalar type" in text or "target" in text:
         return (
             "check the type of the labels: class numbers must be integers (y.long()),"
@@ -201,8 +257,26 @@ def _hint(error: Exception) -> str:
     return "call loss(model(), batch) on one batch by hand to see the whole error"
 
 
+def _wide_member(module: nn.Module, batch: Any) -> str:
+    """The first member of a batch that is float64 while no parameter is; empty if there is none."""
+    if any(parameter.dtype is torch.float64 for parameter in module.parameters()):
+        return ""
+    return next((where for where, each in _tensors_in(batch, "batch") if each.dtype is torch.float64), "")
+
+
+def _tensors_in(value: Any, where: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield where, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _tensors_in(item, f"{where}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield from _tensors_in(item, f"{where}[{i}]")
+
+
 def _check_gradients(module: nn.Module) -> float:
-    """Refuse gradients that cannot travel; return the norm of the others."""
+    """Refuse gradients that cannot travel, or that no parameter has; return the norm of the others."""
     norms = []
     for name, parameter in module.named_parameters():
         if parameter.grad is not None and parameter.grad.layout is not torch.strided:
@@ -213,6 +287,9 @@ def _check_gradients(module: nn.Module) -> float:
             )
         if parameter.grad is not None:
             norms.append(float(torch.linalg.vector_norm(parameter.grad)))
+    if not norms:
+        what, fix = _TRAINS_NOTHING
+        raise JobError(what, code="W5-205", fix=fix)
     return math.hypot(*norms)
 
 

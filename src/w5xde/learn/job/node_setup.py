@@ -6,18 +6,22 @@ Knows no sockets: it gets the welcome, and the caller sends the answer.
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch.nn import Module
 
 from w5xde.compression import AUTO, AUTO_LOSSY
 from w5xde.errors import JoinError, RemoteProtocolError
 from w5xde.learn.codecs.pipeline import parse
-from w5xde.learn.data.sources import MapSource
+from w5xde.learn.data.recipe import Recipe
+from w5xde.learn.data.sources import MapSource, Source
 from w5xde.learn.job.build import build_columns, build_model, build_optimizer, build_source
 from w5xde.learn.job.job import Job
+from w5xde.learn.job.pool_job import PoolJob
 from w5xde.learn.model import layout as layouts
 from w5xde.learn.model.device import core_count, use_threads
 from w5xde.learn.model.layout import FlatModel
@@ -26,10 +30,13 @@ from w5xde.learn.model.seeding import as_before
 from w5xde.learn.model.state_memory import StateView
 from w5xde.learn.rounds.columns import Columns
 from w5xde.learn.step.local_steps import LocalSteps
+from w5xde.learn.train.flags import adopt_roles
 from w5xde.learn.train.trainer import Trainer
+from w5xde.learn.train.validation_set import open_validation
 from w5xde.learn.train.vectors import Slots
 from w5xde.learn.trust.canary import CanaryAnswer, compute_canary
 from w5xde.messages import MOVING, Rules, Welcome
+from w5xde.specs.planned_run import PlannedRun
 
 # More threads than cores are slow; this many more are a mistake or an attack. Any machine can run a few.
 THREADS_PER_CORE_MAX, THREADS_MAX = 4, 64
@@ -49,6 +56,8 @@ class NodeParts:
 
     trainer: Trainer
     source: MapSource | None
+    # The validation set, if it reads its own data.
+    validation: MapSource | None
     layout_digest: str
     welcome: Welcome
     make_trainer: Callable[[], Trainer]
@@ -97,8 +106,24 @@ def prepare_node(
     """
     rules = welcome.rules
     _require_sane(rules)
+    if bool(rules.weight_unit) != (job.weight is not None):
+        one, other = ("the run's", "yours") if rules.weight_unit else ("yours", "the run's")
+        raise JoinError(
+            f"one job weighs its batches (Job(weight=…)), {one}, and {other} does not",
+            code="W5-256",
+            fix="use the coordinator's job file",
+        )
     use_threads(rules.threads)
-    module = build_model(job, rules.seed)
+    _require_losses(job, rules)
+
+    def build() -> Module:
+        made = build_model(job, rules.seed)
+        if rules.losses:
+            # Code before the loop may freeze parameters, and a node runs none of it.
+            adopt_roles(made, welcome.layout)
+        return made
+
+    module = build()
     moving = {entry.name for entry in welcome.layout.entries if entry.role == MOVING}
     layout = layouts.describe(module, moving)
     digest = layout.digest()
@@ -110,22 +135,44 @@ def prepare_node(
             code="W5-201",
             fix="use the coordinator's job file",
         )
+    if rules.metrics and job.measure is None:
+        raise JoinError(
+            "the run measures a validation set, and your job has no measure()",
+            code="W5-201",
+            fix="use the coordinator's job file",
+        )
     source = _own_source(job, rules) if rules.data == "local" else None
+    validation = _own_validation(job, source.recipe, rules) if source is not None else None
 
     def make_trainer() -> Trainer:
-        return Trainer(job, FlatModel(build_model(job, rules.seed), layout, device), rules, device)
+        return Trainer(job, FlatModel(build(), layout, device), rules, device)
 
     flat = FlatModel(module, layout, device, view=share.state if share is not None else None)
     trainer = Trainer(job, flat, rules, device, share)
+    run = PlannedRun(steps=rules.steps)
 
     def make_local_steps() -> LocalSteps:
-        return LocalSteps(trainer, lambda: build_optimizer(job, module))
+        return LocalSteps(trainer, lambda: build_optimizer(job, module, run))
 
     try:
-        columns = build_columns(job, trainer, rules) if rules.mode == "rounds" else None
+        columns = build_columns(job, trainer, rules, run) if rules.mode == "rounds" else None
     except ValueError as error:
         raise RemoteProtocolError(f"rounds that this node does not know: {error}", code="W5-120") from None
-    return NodeParts(trainer, source, digest, welcome, make_trainer, make_local_steps, columns)
+    return NodeParts(trainer, source, validation, digest, welcome, make_trainer, make_local_steps, columns)
+
+
+def _require_losses(job: Job, rules: Rules) -> None:
+    """Refuse a pool if this job has not all its losses, and a run if this job is a pool's."""
+    own = sorted(job.losses) if isinstance(job, PoolJob) else []
+    missing = sorted(set(rules.losses) - set(own))
+    if missing or bool(own) != bool(rules.losses):
+        theirs = f"a pool with the losses {', '.join(rules.losses)}" if rules.losses else "a run"
+        ours = f"a pool with the losses {', '.join(own)}" if own else "a job"
+        raise JoinError(
+            f"the ticket is for {theirs}, and your file has {ours}",
+            code="W5-275",
+            fix="use the coordinator's file",
+        )
 
 
 def _require_sane(rules: Rules) -> None:
@@ -138,6 +185,8 @@ def _require_sane(rules: Rules) -> None:
             code="W5-213",
             fix="start the run with fewer --threads, or join with a larger machine",
         )
+    if not 0 <= rules.weight_unit < math.inf:
+        raise RemoteProtocolError(f"weights in units of {rules.weight_unit}", code="W5-120")
     if rules.compress not in (AUTO, AUTO_LOSSY):
         try:
             parse(rules.compress)
@@ -149,10 +198,24 @@ def _require_sane(rules: Rules) -> None:
 
 def _own_source(job: Job, rules: Rules) -> MapSource:
     source = build_source(job, rules.seed, 1, shuffle=False)
-    if not isinstance(source, MapSource) or source.samples != rules.data_samples:
-        what = f"your data set has {source.samples} samples, the run's has {rules.data_samples}"
-    elif source.fingerprint() != rules.data_digest:
-        what = "your data set has as many samples as the run's, but other ones"
+    return _require_same(source, "data set", rules.data_samples, rules.data_digest)
+
+
+def _own_validation(job: Job, training: Recipe, rules: Rules) -> MapSource | None:
+    """The node's own copy of the validation set, if the run measures one."""
+    if not rules.metrics:
+        return None
+    with as_before():
+        source = open_validation(job, training, rules.seed, 1)
+        found = rules.validation_samples, rules.validation_digest
+        return _require_same(source, "validation set", *found) if source is not None else None
+
+
+def _require_same(source: Source, name: str, samples: int, digest: str) -> MapSource:
+    if not isinstance(source, MapSource) or source.samples != samples:
+        what = f"your {name} has {source.samples} samples, the run's has {samples}"
+    elif source.fingerprint() != digest:
+        what = f"your {name} has as many samples as the run's, but other ones"
     else:
         return source
     fix = "copy the coordinator's data here, or let it send batches with --data stream"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -12,12 +13,17 @@ from torch import Tensor
 
 from w5xde.errors import UsageError
 from w5xde.learn.job.job import describe
+from w5xde.learn.model import cgroup
+from w5xde.learn.model.containers import with_parts
 
 
 def core_count() -> int:
-    """The number of cores that this process may use."""
+    """The number of cores that this process may use: those it may run on, or less if a container has less."""
     affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    quota = cgroup.cpu_quota()
+    # A part of a core counts as one: a process that is stopped now and then uses all of it.
+    return cores if quota is None else min(cores, max(1, math.ceil(quota)))
 
 
 def use_threads(count: int) -> None:
@@ -60,25 +66,26 @@ def exact_products(device: torch.device) -> Iterator[None]:
 
 
 def choose_device(wanted: str) -> torch.device:
-    """The wanted device, or for `auto` the best one of this machine. Starts no driver."""
+    """The wanted device, the first if there are several; for `auto` the best one of this machine."""
+    wanted = wanted.split(",", maxsplit=1)[0].strip()
     if wanted == "auto":
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return accelerator or torch.device("cpu")
     try:
         device = torch.device(wanted)
     except RuntimeError as error:
-        raise UsageError(f"--device {wanted}: {describe(error)}", code="W5-301", fix=_DEVICE_FIX) from error
+        raise UsageError(f"--devices {wanted}: {describe(error)}", code="W5-301", fix=DEVICE_FIX) from error
     is_available = getattr(getattr(torch, device.type, None), "is_available", lambda: False)
     if device.type != "cpu" and not is_available():
         raise UsageError(
-            f"--device {wanted} was asked for, but torch {torch.__version__} finds none here",
+            f"--devices {wanted} was asked for, but torch {torch.__version__} finds none here",
             code="W5-301",
-            fix=_DEVICE_FIX,
+            fix=DEVICE_FIX,
         )
     return device
 
 
-_DEVICE_FIX = "--device auto takes the best there is, --device cpu always works"
+DEVICE_FIX = "--devices auto takes the best there is, --devices cpu always works"
 
 
 def to_device(value: Any, device: torch.device) -> Any:
@@ -91,8 +98,4 @@ def to_device(value: Any, device: torch.device) -> Any:
         if device.type != "cpu":
             return value.to(device, non_blocking=True)
         return value.detach().clone().requires_grad_(value.requires_grad)
-    if isinstance(value, dict):
-        return {key: to_device(item, device) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(to_device(item, device) for item in value)
-    return value
+    return with_parts(value, lambda part: to_device(part, device))

@@ -26,14 +26,17 @@ class _HeaderEntry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def safetensors_pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
+def safetensors_pieces(
+    tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
     """The content of a file with these tensors, which must not change before all pieces are used."""
     entries = _describe(tensors)
     end = 0
     for name, entry in entries.items():
         start, end = end, end + tensors[name].nbytes
         entry.data_offsets = (start, end)
-    header = msgspec.json.encode(entries)
+    told = {"__metadata__": metadata} if metadata else {}
+    header = msgspec.json.encode({**told, **entries})
     header += b" " * (-len(header) % _HEADER_ALIGNMENT)
     yield struct.pack("<Q", len(header)) + header
     for name in entries:

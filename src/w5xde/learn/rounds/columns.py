@@ -19,7 +19,7 @@ from w5xde.learn.rounds.replica import Replica, move_replica, replica_digest
 from w5xde.learn.step.fast_optimizer import Stepper
 from w5xde.learn.step.local_steps import StepsCancelled, TemporarySteps
 from w5xde.learn.train.trainer import Outcome, Task, Trainer
-from w5xde.messages import StepRates
+from w5xde.message_types import StepRates
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Optimizer, 
 
 from w5xde.errors import JobError
 from w5xde.learn.model.layout import Blueprint
-from w5xde.messages import AVERAGED, CARRIED, Entry, Layout, StepRates
+from w5xde.message_types import StepRates
+from w5xde.messages import AVERAGED, CARRIED, Entry, Layout
 
 NONE, MOVEMENT, FACTORED, MEAN = "none", "movement", "factored", "mean"
 # Adam's best rate in rounds is between that for steps of one batch and twice that; SGD's is the same.

@@ -23,7 +23,8 @@ from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.model.layout import FlatModel, Vector
 from w5xde.learn.rounds.hand_over import HandOver
 from w5xde.learn.rounds.replica import Replica, move_replica, replica_digest
-from w5xde.messages import AVERAGED, CARRIED, TRAINED, Difference, StepRates
+from w5xde.message_types import StepRates
+from w5xde.messages import AVERAGED, CARRIED, TRAINED, Difference
 
 # A node that missed more rounds than this is sent the parameters instead: they are not much larger.
 HISTORY_ROUNDS = 8
@@ -114,6 +115,10 @@ class Rounds:
             kept = [] if self._scheduler is None else momenta
             known = self._step_rates = StepRates(version, rates, kept, self._rate_sums)
         return known
+
+    def forget_rates(self) -> None:
+        """The learning rate was changed: the rates of the next round are computed anew."""
+        self._step_rates = None
 
     def _run_schedule(self, steps: int) -> tuple[list[list[float]], list[list[float]]]:
         rates, momenta = [], []

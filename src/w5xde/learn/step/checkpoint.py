@@ -177,6 +177,8 @@ def capture(learner: Learner) -> LearnerState:
         ),
         "random": pack(_random_state(), "random", training),
     }
+    if learner.measured_step:
+        facts["measured_step"] = learner.measured_step
     if learner.rounds is not None:
         facts["rounds"] = pack(learner.rounds.state(), "rounds", training)
     is_live = learner.route.is_saved_in_place
@@ -231,6 +233,8 @@ class _LearnerJson(msgspec.Struct):
     random: Any
     # None: the run is not in rounds mode.
     rounds: Any = None
+    # Of a schedule that a metric steps: the newest step that it was stepped for.
+    measured_step: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 # What the libraries raise when they are given bytes that are not a checkpoint of ours.
@@ -296,6 +300,7 @@ def _restore_training(learner: Learner, facts: _LearnerJson, training: Tensors) 
         learner.scheduler.load_state_dict(
             _plain_state(learner.scheduler, unpack(facts.scheduler_state, training))
         )
+    learner.measured_step = facts.measured_step
     if learner.rounds is not None:
         learner.rounds.load_state(unpack(facts.rounds, training), learner.version)
     _set_random_state(unpack(facts.random, training))
@@ -346,8 +351,10 @@ def _require_fit(learner: Learner, facts: _LearnerJson) -> None:
         found.append(f"the optimizer's groups have {now['groups']} parameters, expected {facts.groups}")
     if found:
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        is_rate = any(each.startswith("the optimizer's lr ") for each in found)
         raise StorageError(
             f"the job does not fit the run: {'; '.join(found[:3])}{more}",
             code="W5-405",
-            fix="resume with the job file the run was started with, or start a new run",
+            fix="resume with the job file the run was started with, or start a new run"
+            + ("; to change the learning rate:  --override lr=…" if is_rate else ""),
         )

@@ -148,7 +148,11 @@ class UpdateReader:
         gauge: Gauge,
         receiver: CodecReceiver,
         allocate: Callable[[int], bytearray | memoryview],
+        *,
+        weighs: bool = False,
     ) -> None:
+        """`weighs`: nodes say what their batches weigh."""
+        self.weighs = weighs
         self._blueprint = blueprint
         self._gauge = gauge
         self._receiver = receiver

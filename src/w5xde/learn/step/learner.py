@@ -12,19 +12,23 @@ from typing import Any, Protocol
 import torch
 from torch.optim import Optimizer
 
+from w5xde.learn.model.cumulative_averages import CumulativeAverages
 from w5xde.learn.model.digest import weights_sha256
 from w5xde.learn.model.layout import Blueprint, FlatModel, Vector
 from w5xde.learn.model.route import VectorRoute
 from w5xde.learn.model.state_memory import Readers
+from w5xde.learn.rate.override import override_rates
+from w5xde.learn.rate.plateau import is_stepped_by_metric
+from w5xde.learn.rate.rates import learning_rates, scaled_rates
 from w5xde.learn.step.bounds import StateBounds
 from w5xde.learn.step.fast_optimizer import Stepper
 from w5xde.learn.step.finite import Gauge, can_hold_nan, is_finite
 from w5xde.learn.step.flat_steps import is_torchs
 from w5xde.learn.step.look_ahead import LookAhead
-from w5xde.learn.step.rates import scaled_rates
 from w5xde.learn.step.rollback import Undo
 from w5xde.learn.step.sums import Contribution, Decided, StepNotFinite, Total, round_steps_of
 from w5xde.messages import MOVING, TRAINED
+from w5xde.specs.rate_override import RateOverride
 
 
 class RoundKeeper(Protocol):
@@ -36,6 +40,9 @@ class RoundKeeper(Protocol):
 
     def advance(self, mean: Vector, version: int, steps: int) -> None:
         """The parameters have moved by the mean of a round's columns, which began after `version` steps."""
+
+    def forget_rates(self) -> None:
+        """The learning rate was changed, in another way than by the schedule."""
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps besides the learner's own state."""
@@ -67,6 +74,10 @@ class Learner:
         self.is_whole = True
         self.optimizer = optimizer
         self.scheduler = scheduler
+        # Whether the schedule is stepped with every step, and not by a metric.
+        self._is_scheduled = scheduler is not None and not is_stepped_by_metric(scheduler)
+        # The newest step whose metric has stepped the schedule.
+        self.measured_step = 0
         self._clip_norm = clip_norm
         self._blueprint = flat.blueprint
         self.route = VectorRoute(flat.blueprint.moving_bytes)
@@ -76,6 +87,7 @@ class Learner:
         groups = self._blueprint.moving_groups
         self._trained_parts = [i for i, group in enumerate(groups) if group.role == TRAINED]
         self._buffer_parts = [i for i, group in enumerate(groups) if group.role == MOVING]
+        self.averages = CumulativeAverages(flat.module, self._blueprint)
         self._bounds = StateBounds(optimizer, [flat.moving.parts[i] for i in self._trained_parts])
         # The parts that must be finite after a step. A buffer that was not finite at the start need not be:
         # masks often contain minus infinity.
@@ -98,6 +110,29 @@ class Learner:
     @property
     def vector_bytes(self) -> int:
         return self.vectors.moving_bytes
+
+    @property
+    def learning_rates(self) -> list[float]:
+        """The learning rate of each of the optimizer's groups, for the next step."""
+        return learning_rates(self.optimizer)
+
+    def override_rates(self, override: RateOverride) -> None:
+        """Make the next steps with another learning rate, and scale the schedule likewise."""
+        override_rates(self.optimizer, self.scheduler, override)
+        if self.rounds is not None:
+            self.rounds.forget_rates()
+
+    def measured(self, step: int, value: float) -> list[float]:
+        """Step a schedule by the metric of the weights of this step; returns the learning rates.
+
+        The same step counts once: a run that is resumed may measure it again.
+        """
+        if step > self.measured_step:
+            self.measured_step = step
+            self.scheduler.step(value)
+            if self.rounds is not None:
+                self.rounds.forget_rates()
+        return self.learning_rates
 
     @property
     def can_roll_back(self) -> bool:
@@ -124,7 +159,7 @@ class Learner:
         """
         if self.rounds is not None:
             return [self._apply_round(total, self.rounds) for total in totals]
-        if self.scheduler is not None and len(totals) > 1:
+        if self._is_scheduled and len(totals) > 1:
             raise ValueError("a schedule wants to know of each step before the next")
         self._move_away_from_readers()
         trained = [self.flat.moving.parts[i] for i in self._trained_parts]
@@ -137,13 +172,17 @@ class Learner:
             self._step_all(totals)
         else:
             self._step_carefully(totals, steps)
-        if self.scheduler is not None:
+        if self._is_scheduled:
             self.scheduler.step()
         # The movement of a stretch is that of many steps, and leases do not look ahead by it.
         self._look_ahead.moved(len(totals) if is_known else 0)
         self.version += steps
         self.is_whole = True
         return [total.contribution.loss_sum for total in totals]
+
+    def skip(self) -> None:
+        """Go on to the next version without a step."""
+        self.version += 1
 
     def _apply_round(self, total: Total, rounds: RoundKeeper) -> float:
         """Move the parameters by the mean of a round's columns. Returns the sum of their losses."""
@@ -196,7 +235,7 @@ class Learner:
         All steps are applied at first with one check after the last: a number that is not finite stays so
         in later steps. If that fails, they are applied one by one.
         """
-        if self._undo is not None and self.scheduler is None and len(totals) > 1:
+        if self._undo is not None and not self._is_scheduled and len(totals) > 1:
             try:
                 return self.apply(totals), None
             except (Exception, SystemExit) as error:
@@ -275,19 +314,21 @@ class Learner:
             raise StepNotFinite(f"step {self.version + 1} made a buffer infinite or not a number")
 
     def _advance_buffers(self, vector: Vector, count: int) -> None:
-        """Change buffers of floats by the mean of the batches' changes, and counters by their sum."""
-        for i in self._buffer_parts:
-            group, state, change = (
-                self._blueprint.moving_groups[i],
-                self.flat.moving.parts[i],
-                vector.parts[i],
-            )
-            if group.dtype is torch.bool:
-                state.copy_(change)
-            elif group.dtype.is_floating_point or group.dtype.is_complex:
-                state.add_(change / count)
+        """Change buffers of floats by the mean of the batches' changes, and counters by their sum.
+
+        Averages over all batches so far get the batches' values instead.
+        """
+        state = [self.flat.moving.parts[i] for i in self._buffer_parts]
+        averages = self.averages.advanced(state, [vector.parts[i] for i in self._buffer_parts])
+        for i, part in zip(self._buffer_parts, state, strict=True):
+            dtype, change = self._blueprint.moving_groups[i].dtype, vector.parts[i]
+            if dtype is torch.bool:
+                part.copy_(change)
+            elif dtype.is_floating_point or dtype.is_complex:
+                part.add_(change / count)
             else:
-                state.add_(change)
+                part.add_(change)
+        self.averages.write(state, averages)
 
     def snapshot(self, *, whole: bool, ahead: float = 0.0) -> memoryview:
         """A copy of this version as bytes, of a small model made once for all; `whole`: with fixed parts.

@@ -15,10 +15,12 @@ import torch
 from torch.optim import Optimizer
 
 from w5xde.learn.job.job import BatchFailed, describe
+from w5xde.learn.model.cumulative_averages import CumulativeAverages
 from w5xde.learn.model.layout import Blueprint, Vector
 from w5xde.learn.step.fast_optimizer import Stepper
 from w5xde.learn.step.finite import Gauge
 from w5xde.learn.train.trainer import Outcome, Task, Trainer
+from w5xde.messages import TRAINED
 
 
 class StepsCancelled(Exception):
@@ -35,6 +37,9 @@ class TemporarySteps:
         self._vectors = vectors
         self._gauge = Gauge(vectors)
         self._start = flat.blueprint.new_vector(flat.state.device)
+        self._averages = CumulativeAverages(flat.module, flat.blueprint)
+        # Where the buffers begin among the parts of a vector.
+        self._buffers = sum(group.role == TRAINED for group in flat.blueprint.moving_groups)
 
     @contextmanager
     def begin(self) -> Iterator[None]:
@@ -78,6 +83,7 @@ class TemporarySteps:
                 torch.sub(now, before, out=part)
                 # Equal means no difference, for infinities too (masks are often minus infinity).
                 part.masked_fill_(now == before, 0)
+        self._averages.make_sums(found.parts[self._buffers :], self._start.parts[self._buffers :])
         complete(found)
         if not self._gauge.is_finite(found):
             raise BatchFailed("the node's own steps made numbers that are not finite")
@@ -102,7 +108,9 @@ class LocalSteps:
         try:
             with self._steps.begin():
                 loss_sum = sum([self._steps.make(self._stepper, task) for task in tasks])
-                return Outcome(self._steps.difference(), loss_sum, [])
+                weights = [task.weight for task in tasks if task.weight is not None]
+                weight = sum(weights) if weights else None
+                return Outcome(self._steps.difference(), loss_sum, [], weight=weight)
         except BatchFailed:
             # Its state may contain what made the steps fail.
             self._begin()

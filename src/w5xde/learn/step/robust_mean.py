@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,7 +26,10 @@ from w5xde.learn.step.sums import (
     PlannedStep,
     StepNotFinite,
     Total,
+    clear_weightless,
     complete_mean,
+    complete_weighted,
+    divide_by_weight,
     round_steps_of,
     weigh_column,
 )
@@ -51,6 +54,8 @@ class _Vote(NamedTuple):
     batches: int
     absent: frozenset[int]
     loss_sum: float
+    # What its batches weigh, if the job weighs batches; the vector is then divided by it.
+    weight: float | None = None
 
 
 class RobustSums:
@@ -60,11 +65,13 @@ class RobustSums:
         self._gauge = gauge
         self._rule = rule
         self._groups = blueprint.moving_groups
+        self._trained = frozenset(blueprint.trained)
         self._kept: dict[int, dict[int, Contribution]] = {}
 
     def add(self, lease: Leased, given: Contribution, staleness: int) -> None:
         if lease.step.columns:
             given = weigh_column(lease, given, self._groups)
+        given = clear_weightless(given, self._groups)
         self._kept.setdefault(lease.step.index, {})[lease.id] = given
 
     def leave_empty(self, step: PlannedStep, spans: Iterable[Span]) -> None:
@@ -82,19 +89,23 @@ class RobustSums:
         # In the order of batches: the same shares give the same bits, whatever the order of arrival.
         for share in sorted(step.shares):
             leases.setdefault(share[2], []).append(share)
-        votes = [_add_up(given, kept, plan) for given in leases.values()]
+        votes = [_add_up(given, kept, plan, self._groups) for given in leases.values()]
         vector = self._middle(votes)
         norm = self._gauge.norm(vector)
         if norm == math.inf:
             raise StepNotFinite(f"the gradient of step {index + 1} is not finite")
         loss_sum = sum(vote.loss_sum for vote in votes)
         contribution = Contribution(vector, self._absent(votes), loss_sum, norm)
+        if votes[0].weight is not None:
+            weight = sum(vote.weight or 0.0 for vote in votes)
+            contribution = complete_weighted(step, contribution._replace(weight=weight), self._trained)
         if plan.columns:
             contribution = complete_mean(step, contribution, self._groups)
         return Total(plan.count, contribution, step.rate, round_steps=round_steps_of(plan))
 
     def _absent(self, votes: list[_Vote]) -> frozenset[int]:
         """Entries with a gradient from no more nodes than are left out at one end."""
+        votes = [vote for vote in votes if vote.weight != 0]
         out = self._rule.left_out(len(votes))
         missing = Counter(i for vote in votes for i in vote.absent)
         return frozenset(i for i, count in missing.items() if len(votes) - count <= out)
@@ -103,31 +114,44 @@ class RobustSums:
         """The robust sum of all votes, written into the vector of the first."""
         if len(votes) == 1:
             return votes[0].vector
-        out = self._rule.left_out(len(votes))
         samples, batches = sum(vote.samples for vote in votes), sum(vote.batches for vote in votes)
+        # A node whose batches weigh nothing has no opinion of the gradient.
+        of_gradients = [vote for vote in votes if vote.weight != 0] or votes
         for place, group in enumerate(self._groups):
             # Gradients are weighted by samples, changes of buffers by batches: see Trainer and Learner.
-            scales = [
-                batches / vote.batches if group.role == MOVING else samples / vote.samples for vote in votes
-            ]
-            parts = [_real(vote.vector.parts[place]) for vote in votes]
+            if group.role == MOVING:
+                voting, scales = votes, [batches / vote.batches for vote in votes]
+            else:
+                voting, scales = of_gradients, [_scale_of(vote, samples) for vote in of_gradients]
+            out = self._rule.left_out(len(voting))
+            parts, into = [_real(vote.vector.parts[place]) for vote in voting], votes[0].vector.parts[place]
             for start in range(0, parts[0].numel(), CHUNK_COUNT):
                 rows = [part[start : start + CHUNK_COUNT] for part in parts]
-                rows[0].copy_(_trimmed(rows, scales, out, group))
+                _real(into)[start : start + CHUNK_COUNT].copy_(_trimmed(rows, scales, out, group))
         return votes[0].vector
 
 
-def _add_up(shares: list[Share], kept: dict[int, Contribution], plan: PlannedStep) -> _Vote:
+def _add_up(
+    shares: list[Share], kept: dict[int, Contribution], plan: PlannedStep, groups: Sequence[DtypeGroup]
+) -> _Vote:
     """The contributions of one node as one vote, with our own count of samples."""
     first, *others = (kept[lease] for _, _, _, lease in shares)
-    absent, loss_sum = first.absent, first.loss_sum
+    absent, loss_sum, weight = first.absent, first.loss_sum, first.weight
     for other in others:
         first.vector.add_(other.vector)
         absent &= other.absent
         loss_sum += other.loss_sum
+        weight = None if weight is None or other.weight is None else weight + other.weight
+    if weight and plan.count > 1:
+        divide_by_weight(first._replace(weight=weight), plan, groups)
     samples = sum(plan.samples_of(Span(start, stop)) for start, stop, _, _ in shares)
     batches = sum(stop - start for start, stop, _, _ in shares)
-    return _Vote(first.vector, samples, batches, absent, loss_sum)
+    return _Vote(first.vector, samples, batches, absent, loss_sum, weight)
+
+
+def _scale_of(vote: _Vote, samples: int) -> float:
+    """What turns the gradients of a vote into those of the whole step; a weighted vote is a mean already."""
+    return samples / vote.samples if vote.weight is None else 1.0
 
 
 def _real(part: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+from w5xde.learn.model.cumulative_averages import CumulativeAverages
 from w5xde.learn.model.layout import Blueprint, DtypeGroup, Vector
 from w5xde.learn.step.finite import Gauge
-from w5xde.messages import MOVING
+from w5xde.messages import MOVING, TRAINED
 from w5xde.tree import PairwiseTree, Span
 
 # Sums of gradients below this norm are finite, and so are their squares, in float32 and wider.
@@ -30,6 +31,14 @@ class Contribution(NamedTuple):
     norm: float = math.inf
     # The squared norm of each batch's gradient before its weight, if the node reported them.
     squares: tuple[float, ...] = ()
+    # The sum of the weights of its batches, if the job weighs batches; then the loss is summed by weight too.
+    weight: float | None = None
+
+    def mean_loss(self, samples: int) -> float:
+        """The mean loss of its batches, which have so many samples; 0 if they weigh nothing."""
+        if self.weight is None:
+            return self.loss_sum / samples
+        return self.loss_sum / self.weight if self.weight else 0.0
 
 
 class Total(NamedTuple):
@@ -121,9 +130,16 @@ class StepSums(Protocol):
 class TreeSums:
     """Adds in the canonical tree."""
 
-    def __init__(self, blueprint: Blueprint, gauge: Gauge) -> None:
+    def __init__(
+        self, blueprint: Blueprint, gauge: Gauge, averages: CumulativeAverages | None = None
+    ) -> None:
+        """`averages` are buffers of which updates carry sums, not changes."""
         self._gauge = gauge
         self._groups = blueprint.moving_groups
+        self._trained = frozenset(blueprint.trained)
+        self._averages = averages
+        # Where the buffers begin among a vector's parts.
+        self._buffers = sum(group.role == TRAINED for group in blueprint.moving_groups)
         # Places, in a vector's parts, of the buffers that move by the mean of their changes.
         self._averaged = [
             i
@@ -139,6 +155,7 @@ class TreeSums:
         self._average_buffers(given.vector, staleness)
         if lease.step.columns:
             given = weigh_column(lease, given, self._groups)
+        given = clear_weightless(given, self._groups)
         if _is_single(lease.step):
             self._single[lease.step.index] = given
         else:
@@ -157,8 +174,12 @@ class TreeSums:
         from sixteen steps on a running variance swings further each time, until it is below zero.
         """
         if staleness:
+            buffers = vector.parts[self._buffers :]
+            sums = self._averages.values(buffers) if self._averages is not None else []
             for i in self._averaged:
                 vector.parts[i].div_(staleness + 1)
+            if self._averages is not None:
+                self._averages.write(buffers, sums)
 
     def leave_empty(self, step: PlannedStep, spans: Iterable[Span]) -> None:
         if _is_single(step):
@@ -183,6 +204,10 @@ class TreeSums:
             raise ValueError(f"no update came for step {plan.index}")
         if plan.columns:
             contribution = complete_mean(step, contribution, self._groups)
+        if contribution.weight is not None:
+            if contribution.weight and not _is_single(plan):
+                contribution = divide_by_weight(contribution, plan, self._groups)
+            contribution = complete_weighted(step, contribution, self._trained)
         # Buffers are not part of the norm, and their sums may overflow.
         is_tame = contribution.norm < TAME_NORM and (plan.count == 1 or not self._averaged)
         if not is_tame and not self._gauge.is_finite(contribution.vector):
@@ -217,6 +242,34 @@ def complete_mean(step: Decided, total: Contribution, groups: Sequence[DtypeGrou
     return total._replace(norm=total.norm * plan.samples / samples)
 
 
+def clear_weightless(given: Contribution, groups: Sequence[DtypeGroup]) -> Contribution:
+    """Leave no gradient in an update whose batches weigh nothing: nothing else would bound it."""
+    if given.weight != 0:
+        return given
+    _scale(given.vector, 0.0, groups)
+    return given._replace(norm=0.0)
+
+
+def divide_by_weight(given: Contribution, plan: PlannedStep, groups: Sequence[DtypeGroup]) -> Contribution:
+    """The weighted mean of batches whose gradients were each multiplied by weight over samples of the step.
+
+    Batches that were set aside do not count. Buffers move by the mean over batches, whatever these weigh.
+    """
+    factor = plan.samples / (given.weight or 1.0)
+    _scale(given.vector, factor, groups)
+    return given._replace(norm=given.norm * factor)
+
+
+def complete_weighted(step: Decided, mean: Contribution, trained: frozenset[int]) -> Contribution:
+    """The weighted mean of a whole step, with its loss as a sum over samples, as that of other steps.
+
+    If all batches of the step weigh nothing, no parameter has a gradient, and the optimizer moves none.
+    """
+    samples = sum(step.plan.samples_of(Span(start, stop)) for start, stop, _, _ in step.shares)
+    absent = mean.absent if mean.weight else trained
+    return mean._replace(absent=absent, loss_sum=samples * mean.mean_loss(samples))
+
+
 def _scale(vector: Vector, factor: float, groups: Sequence[DtypeGroup]) -> None:
     for group, part in zip(groups, vector.parts, strict=True):
         if group.role != MOVING:
@@ -237,4 +290,5 @@ def _merge(left: Contribution | None, right: Contribution | None) -> Contributio
         left.loss_sum + right.loss_sum,
         left.norm + right.norm,
         left.squares + right.squares if left.squares and right.squares else (),
+        None if left.weight is None or right.weight is None else left.weight + right.weight,
     )

@@ -19,6 +19,8 @@ class WeightedBatch(NamedTuple):
     number: int
     weight: float
     value: Any
+    # How many steps are planned before its step.
+    step: int = 0
 
     @property
     def id(self) -> BatchId:

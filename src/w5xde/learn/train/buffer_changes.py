@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from w5xde.learn.job.job import BatchFailed
+from w5xde.learn.model.cumulative_averages import CumulativeAverages
 from w5xde.learn.model.layout import FlatModel
 from w5xde.learn.torch_private import own_buffers, write_count
 from w5xde.messages import MOVING
@@ -52,6 +53,7 @@ class BufferChanges:
             for siblings, key in [owners.get(entry.name, ({}, ""))]
             if siblings.get(key) is tensor
         ]
+        self._averages = CumulativeAverages(flat.module, blueprint)
         self._write_counts: dict[str, int] = {}
         self.remember(whole=True)
 
@@ -88,6 +90,7 @@ class BufferChanges:
                     # Equal means no difference, for infinities too (masks are often minus infinity).
                     torch.sub(part, before, out=out)
                     out.masked_fill_(part == before, 0)
+            self._averages.make_sums(parts, [before for _, _, before in self._moving])
             self._restore()
 
     def keep(self) -> None:

@@ -27,15 +27,13 @@ from w5xde.learn.model.seeding import as_before, torch_seeder
 from w5xde.learn.train.trainer import Trainer
 from w5xde.learn.trust import canary_weights
 from w5xde.learn.trust.sketch import ROW, sketch
-from w5xde.message_types import CANARY_BODY_BYTES_MAX
+from w5xde.message_types import CANARY_BODY_BYTES_MAX, Call
 from w5xde.messages import Canary
 
 CODE = "W5-212"
 # The part of the canary that travels beside its tensors: the message that holds it has a limit too.
 META_BYTES_MAX = 1024 * 1024
-FIX = (
-    "use the coordinator's job file and versions; look at this machine with w5xde doctor, or try --device cpu"
-)
+FIX = "use the coordinator's job file and versions; look for a cause with w5xde doctor, or try --devices cpu"
 
 SAMPLES = 4
 # Relative to a gradient's size, what any machine's rounding may cause: float32 on unlike kernels differs by
@@ -96,7 +94,8 @@ def _compute(
     buffers_bytes = buffers.stop - buffers.start
     if not canary_weights.fits(canary.fills, blueprint.layout) or len(body) < buffers_bytes:
         raise RemoteProtocolError("a canary that does not fit its layout", code="W5-120")
-    batch = Unpacker(body).unpack(canary.item, buffers_bytes)
+    batch = Unpacker(body, trainer.types).unpack(canary.item, buffers_bytes)
+    trainer.take_call(canary.call)
 
     def write(flat: FlatModel) -> None:
         canary_weights.write(flat, canary.fills, nudge=nudge)
@@ -121,16 +120,24 @@ class ExpectedCanary:
     """The canary of a run, and the answer that the coordinator computed for it."""
 
     def __init__(
-        self, trainer: Trainer, flat: FlatModel, source: Source, *, draws: bool, is_coarse: bool
+        self,
+        trainer: Trainer,
+        flat: FlatModel,
+        source: Source,
+        *,
+        draws: bool,
+        is_coarse: bool,
+        call: Call | None = None,
     ) -> None:
         """Compute the canary on a model that is unusable afterwards; raises `NoCanary`.
 
         `draws`: the loss draws from torch's generator. `is_coarse`: the run rounds to bfloat16 or float16.
+        `call`: in a pool, how it is computed.
         """
-        packer, blueprint = Packer(), flat.blueprint
+        packer, blueprint = Packer(source.recipe.types), flat.blueprint
         buffers = flat.state[blueprint.trained_bytes : blueprint.moving_bytes].numpy().tobytes()
         try:
-            self.message = Canary(canary_weights.fills_of(flat), packer.pack(source.first(SAMPLES)))
+            self.message = Canary(canary_weights.fills_of(flat), packer.pack(source.first(SAMPLES)), call)
             self.body = bytearray(b"".join([buffers, *packer.pieces]))
             if len(self.body) > CANARY_BODY_BYTES_MAX:
                 raise NoCanary(f"{SAMPLES} samples and the model's buffers take {len(self.body)} bytes")

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from w5xde.learn.model.layout import DTYPES, FlatModel
-from w5xde.messages import FROZEN, TRAINED, Entry, Fill, Layout
+from w5xde.message_types import Fill
+from w5xde.messages import FROZEN, TRAINED, Entry, Layout
 
 # A prime, so that the rows of a weight do not repeat with the table.
 _TABLE = 8191

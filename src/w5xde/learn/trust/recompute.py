@@ -19,7 +19,7 @@ from w5xde.learn.rounds.columns import Columns
 from w5xde.learn.rounds.replica import Replica
 from w5xde.learn.step.finite import Gauge, can_hold_nan
 from w5xde.learn.train.trainer import Task, Trainer
-from w5xde.messages import StepRates
+from w5xde.message_types import Call, StepRates
 
 # Relative differences that any machine's rounding may cause; beyond them, this many times the usual
 # difference between pairs that agree is still accepted.
@@ -43,10 +43,21 @@ class Opinion(NamedTuple):
 
 
 class LeasedWork(NamedTuple):
-    """What a lease asks for: one task; in rounds mode a task for each step of a column, and the rates."""
+    """What a lease asks for: one task; in rounds mode a task for each step of a column, and the rates.
+
+    In a pool also the call of which it is a part.
+    """
 
     tasks: list[Task]
     rates: StepRates | None = None
+    call: Call | None = None
+
+
+class Recomputed(NamedTuple):
+    """An update as it arrives from a node, and what its batches weigh, if the job weighs batches."""
+
+    vector: Vector
+    weight: float | None = None
 
 
 class LeaseComputer(Protocol):
@@ -56,8 +67,8 @@ class LeaseComputer(Protocol):
     def vectors(self) -> Blueprint:
         """The layout of its updates."""
 
-    def compute(self, params: Replica, work: LeasedWork) -> Vector:
-        """The update for this work, as it arrives from a node. Raises BatchFailed."""
+    def compute(self, params: Replica, work: LeasedWork) -> Recomputed:
+        """The update for this work. Raises BatchFailed."""
 
 
 class GradientComputer:
@@ -67,10 +78,12 @@ class GradientComputer:
         self._trainer = trainer
         self.vectors = trainer.blueprint
 
-    def compute(self, params: Replica, work: LeasedWork) -> Vector:
+    def compute(self, params: Replica, work: LeasedWork) -> Recomputed:
         self._trainer.load(params.state, whole=True)
+        self._trainer.take_call(work.call)
         (task,) = work.tasks
-        return self._trainer.compute(task).vector
+        outcome = self._trainer.compute(task)
+        return Recomputed(outcome.vector, outcome.weight)
 
 
 class ColumnComputer:
@@ -81,7 +94,7 @@ class ColumnComputer:
         self._pipeline = parse(codec)
         self.vectors = columns.vectors
 
-    def compute(self, params: Replica, work: LeasedWork) -> Vector:
+    def compute(self, params: Replica, work: LeasedWork) -> Recomputed:
         if work.rates is None:
             raise ValueError("a column without rates")
         self._columns.start_from(params)
@@ -89,7 +102,7 @@ class ColumnComputer:
         arrived = self.vectors.new_vector()
         groups = self.vectors.moving_groups
         self._pipeline.unpack(self._pipeline.pack(raw, groups), arrived.raw, groups)
-        return arrived
+        return Recomputed(arrived)
 
 
 class Recomputer:
@@ -109,15 +122,20 @@ class Recomputer:
     def tolerance(self) -> float:
         return min(DIFFERENCE_MAX, max(self._rounding, FAR_FACTOR * self._usual_difference))
 
-    def check(self, given: Vector, params: Replica, work: LeasedWork) -> Opinion:
-        """Compare an update for this work, computed on these parameters, with our own, number by number."""
+    def check(self, given: Vector, params: Replica, work: LeasedWork, weight: float | None = None) -> Opinion:
+        """Compare an update for this work, computed on these parameters, with our own, number by number.
+
+        `weight` is what its node says that the batches weigh, if the job weighs batches.
+        """
         compute = self._computer.compute
         try:
-            own = compute(params, work)
+            own, own_weight = compute(params, work)
+            if not self._is_near(own_weight, weight):
+                return _other_weight(weight, own_weight)
             if own.is_same(given):
                 return Opinion()
             for _ in range(OWN_TRIES - 1):
-                if not compute(params, work).is_same(own):
+                if not compute(params, work).vector.is_same(own):
                     return Opinion(unknown="it comes out differently each time that it is computed here")
         except BatchFailed as error:
             return Opinion(unknown=f"it cannot be computed here: {error}")
@@ -129,17 +147,28 @@ class Recomputer:
         self._usual_difference = usual * (FOLLOW if difference > usual else 1 / FOLLOW)
         return Opinion()
 
-    def check_size(self, given: Vector, params: Replica, work: LeasedWork) -> Opinion:
+    def check_size(
+        self, given: Vector, params: Replica, work: LeasedWork, weight: float | None = None
+    ) -> Opinion:
         """Compare only the sizes: for updates that lost precision on the way, or drew other numbers."""
         norm, own = self._gauge.norm(given), 0.0
         try:
             for _ in range(OWN_TRIES):
-                own = max(own, self._gauge.norm(self._computer.compute(params, work)))
+                found = self._computer.compute(params, work)
+                if not self._is_near(found.weight, weight):
+                    return _other_weight(weight, found.weight)
+                own = max(own, self._gauge.norm(found.vector))
                 if norm <= SIZE_FACTOR * own:
                     return Opinion()
         except BatchFailed as error:
             return Opinion(unknown=f"it cannot be computed here: {error}")
         return Opinion(f"its norm is {norm:.3g}, and {own:.3g} if computed here")
+
+    def _is_near(self, ours: float | None, theirs: float | None) -> bool:
+        """Whether two weights differ by rounding alone, if batches are weighed."""
+        if ours is None or theirs is None:
+            return ours is theirs
+        return math.isclose(ours, theirs, rel_tol=self._rounding)
 
     def _difference(self, ours: Vector, theirs: Vector) -> tuple[str, float]:
         """Return the entry that differs most, and the relative difference of the two updates."""
@@ -164,6 +193,10 @@ class Recomputer:
         norm = math.sqrt(size)
         self._usual_norm = max(0.99 * self._usual_norm, norm if gaps < size else 0.0)
         return worst, math.sqrt(gaps) / max(norm, 1e-3 * self._usual_norm, 1e-30)
+
+
+def _other_weight(theirs: float | None, ours: float | None) -> Opinion:
+    return Opinion(f"its batches weigh {theirs}, and {ours} if weighed here")
 
 
 def _square(part: torch.Tensor) -> float:

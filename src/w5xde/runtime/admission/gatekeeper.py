@@ -87,6 +87,8 @@ class Gatekeeper:
         # Of the certificate: as tickets pin it, and as local nodes do, which trust no authority.
         self._fingerprint = self._local_fingerprint = b""
         self._is_clear = self._is_pki = False
+        # Of the run's own certificate, if it has one.
+        self._key_file: Path | None = None
 
     # --- opening ------------------------------------------------------------------------------------
 
@@ -120,6 +122,7 @@ class Gatekeeper:
         from w5xde.runtime.admission.identity import RunIdentity
 
         identity = RunIdentity.load_or_create(self._run_id, anew=settings.new_identity)
+        self._key_file = identity.file
         self._fingerprint = self._local_fingerprint = identity.fingerprint
         return tls.server_context(identity.file)
 
@@ -239,6 +242,11 @@ class Gatekeeper:
     def ban_of(self, node_id: bytes) -> str | None:
         """Return why a node is banned, as the register was last read."""
         return self._open_register.ban_of(node_id) if self._open_register is not None else None
+
+    def forget_identity(self) -> None:
+        """Remove the key of a run that is never resumed."""
+        if self._key_file is not None:
+            private_files.remove(self._key_file)
 
     def close(self) -> None:
         # A node that was banned at the very end must still be banned when the run is resumed.

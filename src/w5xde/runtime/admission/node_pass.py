@@ -51,8 +51,7 @@ class NodePass:
             run=run,
             device=str(device),
             torch=str(torch.__version__),
-            # A node that computes on a GPU takes no turns on the machine's cores.
-            machine=machine_name() if device.type == "cpu" else "",
+            machine=machine_name(),
             cores=core_count(),
             shares=shares,
             **self._proof(),

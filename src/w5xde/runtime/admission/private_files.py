@@ -1,7 +1,7 @@
 """Private files: only their owner can read them, and each is replaced whole or not at all.
 
     STATE/      $W5XDE_STATE, else $XDG_STATE_HOME/w5xde, else ~/.local/state/w5xde
-      runs/       a coordinator's keys        nodes/   a node's credentials
+      runs/       a coordinator's keys        nodes/   a node's credentials        code/   accepted code
 
 A key that others could read is no secret any more. So wrong permissions are an error and are never repaired
 in silence: another user may have read the file already. Knows no keys and no formats.

@@ -76,7 +76,7 @@ class CanaryCheck:
         if self._must_draw_alike and not self._draws_alike(peer, body):
             what = "this node draws other random numbers than the coordinator, so it cannot be verified"
             why = "the loss draws random numbers, and this run compares updates with its own (--verify)"
-            return Refuse("W5-214", what, why, "join with --device cpu, or start the run without --verify")
+            return Refuse("W5-214", what, why, "join with --devices cpu, or start the run without --verify")
         wrong = self._expected.find_mismatch(body) if self._expected is not None else ""
         if wrong:
             what = f"a first small batch gives other gradients there: {wrong}"

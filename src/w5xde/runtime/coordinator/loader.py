@@ -3,7 +3,9 @@
 It reads quick data sets on the event loop, others on a thread, and with `--loader-workers`, or if reading
 draws random numbers, in worker processes. A stream, and what worker processes read, comes in order; any other
 batch is read when it is asked for, or ahead if it is wanted. It keeps a batch until its step is applied, so
-that a retry costs nothing and a stream is never read twice. Knows nothing of leases and nodes.
+that a retry costs nothing and a stream is never read twice. An epoch that a sampler draws is drawn when the
+epoch before it begins. In place of a batch of a map-style data set that cannot be read it gives the reason.
+Knows nothing of leases and nodes.
 """
 
 from __future__ import annotations
@@ -12,15 +14,36 @@ import asyncio
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from w5xde.config import Settings
+from w5xde.errors import JobError
+from w5xde.learn.data.batch_types import BatchTypes
+from w5xde.learn.data.epoch_order import DrawnEpoch
 from w5xde.learn.data.packed_epochs import PackedEpochs
-from w5xde.learn.data.payload import Packed, pack_batch
-from w5xde.learn.data.sources import Key, MapSource, Source, Start, WorkerBatches, all_batches
+from w5xde.learn.data.payload import (
+    Packed,
+    ReadBatch,
+    Shipped,
+    UnreadableBatch,
+    pack_batch,
+    ship,
+    unship,
+)
+from w5xde.learn.data.sources import (
+    Key,
+    MapSource,
+    SizedBatch,
+    Source,
+    Start,
+    WorkerBatches,
+    WorkerEpochs,
+    all_batches,
+)
 from w5xde.runtime.system.actor import Actor
 from w5xde.specs.round_settings import ROUNDS, round_steps_max
 
@@ -30,13 +53,82 @@ INLINE_READ_SECONDS = 0.002
 AHEAD_BATCHES = 16
 
 
-def _ignore_interrupts(worker: int) -> None:
+def _begin_worker(prepare: Callable[[int], object] | None, worker: int) -> None:
     """Ctrl-C reaches the whole process group; only the coordinator acts on it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if prepare is not None:
+        prepare(worker)
 
 
-def _end_of_epoch() -> tuple[int, Any]:
-    return 0, None
+def _start_workers(
+    given: IterableDataset[Any],
+    count: int,
+    convert: Callable[[Any], Any] | None = None,
+    prepare: Callable[[int], object] | None = None,
+) -> Iterator[Any]:
+    """Start processes that make items ahead, and convert them; the items come in order."""
+    # Forked now, before there are threads, which a fork would lose.
+    return iter(
+        DataLoader(
+            given,
+            batch_size=None,
+            collate_fn=convert,
+            num_workers=count,
+            prefetch_factor=4,
+            worker_init_fn=partial(_begin_worker, prepare),
+            multiprocessing_context="fork" if sys.platform == "linux" else None,
+        )
+    )
+
+
+def _pack(types: BatchTypes, given: SizedBatch, *, is_stream: bool) -> ReadBatch | None:
+    """A batch that was read, ready to be sent, or why it cannot be; None at the end of a stream's epoch.
+
+    A batch of a stream that cannot be sent raises: a stream cannot go on behind it.
+    """
+    samples, batch = given
+    if isinstance(batch, UnreadableBatch) or not samples:
+        return batch  # type: ignore[no-any-return]
+    try:
+        return pack_batch(samples, batch, types)
+    except JobError as error:
+        if is_stream:
+            raise
+        return UnreadableBatch(error.what)
+
+
+def _ship(types: BatchTypes, given: SizedBatch, *, is_stream: bool) -> Shipped | UnreadableBatch | None:
+    """In a worker process: pack a batch, so that whatever it is made of comes as bytes."""
+    packed = _pack(types, given, is_stream=is_stream)
+    return ship(packed) if isinstance(packed, Packed) else packed
+
+
+def _unship(given: Shipped | UnreadableBatch | None) -> ReadBatch | None:
+    return unship(given) if isinstance(given, Shipped) else given
+
+
+class OrderProcess:
+    """Draws the orders of epochs, one after another, in a process of its own.
+
+    For samplers that draw from the global generators: in this process threads may draw from them too.
+    """
+
+    def __init__(self, source: MapSource, first: int) -> None:
+        self._next = first
+        self._epochs = _start_workers(WorkerEpochs(source, first), 1)
+
+    def draw(self, epoch: int) -> DrawnEpoch | None:
+        """The order of this epoch or, if it is past already, None."""
+        while self._next <= epoch:
+            number, drawn = next(self._epochs)
+            self._next = number + 1
+            if number == epoch:
+                return drawn  # type: ignore[no-any-return]
+        return None
+
+
+def _end_of_epoch() -> None:
+    return None
 
 
 class Loader:
@@ -53,11 +145,10 @@ class Loader:
         self.is_stream = source.is_stream
         self._is_wanted = is_wanted or (lambda key: True)
         self._source = source
-        self._batch_size = settings.batch_size
         self._epochs = settings.epoch_limit
         is_local = settings.data == "local"
         # Reading may draw from the global generators only where nothing else computes: in another process.
-        self._workers = 0 if is_local else max(settings.loader_workers, int(source.draws))
+        self._workers = 0 if is_local else max(settings.loader_workers or 0, int(source.draws))
         if self.is_stream:
             self._workers = min(self._workers, 1)
         self._ahead = max(AHEAD_BATCHES, settings.step_batches + 1)
@@ -67,8 +158,8 @@ class Loader:
         # The source itself, if any batch of it can be read at any time.
         self._any_batch = source if isinstance(source, MapSource) and not self._workers else None
         self._reading: set[Key] = set()
-        self._ready: dict[Key, Packed] = {}
-        self._waiting: dict[Key, list[Callable[[Packed], None]]] = {}
+        self._ready: dict[Key, ReadBatch] = {}
+        self._waiting: dict[Key, list[Callable[[ReadBatch], None]]] = {}
         self._claimed: set[Key] = set()
         # Batches that come in order after their steps are applied: nodes had their samples.
         self._too_late: set[Key] = set()
@@ -80,10 +171,16 @@ class Loader:
         # Whether the loop will call `_read_ahead`.
         self._is_ahead_due = False
         self._batches = self._read_all(start)
+        if isinstance(source, MapSource) and source.order_draws:
+            # After the workers were forked, which draw orders themselves.
+            source.draw_elsewhere = OrderProcess(source, start.first_epoch).draw
+        # The epoch that is drawn next, if a sampler draws epochs, and its first batch that is still to come.
+        self._to_draw: Key = (start.epoch, start.batch)
         # Gives any batch without reading: from memory, or as indices for nodes with their own data.
         self._direct = self._make_direct(is_local=is_local)
         self._actor: Actor | None = None
-        self._discovered: Callable[[int, int], None] = lambda epoch, samples: None
+        self._discovered: Callable[[int, Sequence[int]], None] = lambda epoch, sizes: None
+        self._failed: Callable[[BaseException], None] = lambda error: None
 
     def _make_direct(self, *, is_local: bool) -> Callable[[int, int], Packed] | None:
         source = self._source
@@ -97,31 +194,32 @@ class Loader:
         packed = None if self._workers else PackedEpochs.of(source)
         return packed.batch if packed is not None else None
 
-    def _read_all(self, start: Start) -> Iterator[Callable[[], tuple[int, Any]]]:
+    def _read_all(self, start: Start) -> Iterator[Callable[[], ReadBatch | None]]:
+        source, types, is_stream = self._source, self._source.recipe.types, self.is_stream
         if not self._workers:
-            return all_batches(self._source, self._epochs, start)
-        # Fork the workers now, before there are threads, which a fork would lose.
-        loader = DataLoader(
-            WorkerBatches(self._source, self._epochs, start),
-            batch_size=None,
-            num_workers=self._workers,
-            prefetch_factor=4,
-            worker_init_fn=_ignore_interrupts,
-            multiprocessing_context="fork" if sys.platform == "linux" else None,
-        )
-        return (lambda given=given: given for given in iter(loader))  # type: ignore[misc]
+            reading = all_batches(source, self._epochs, start)
+            return (lambda read=read: _pack(types, read(), is_stream=is_stream) for read in reading)  # type: ignore[misc]
+        batches, prepare = WorkerBatches(source, self._epochs, start), source.recipe.prepare_worker
+        convert = partial(_ship, types, is_stream=is_stream)
+        arriving = _start_workers(batches, self._workers, convert, prepare)
+        return (partial(_unship, given) for given in arriving)
 
     def start(
         self,
         *,
         read_seconds: float,
-        discovered: Callable[[int, int], None],
+        discovered: Callable[[int, Sequence[int]], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Begin to read. `discovered(epoch, samples)` reports each batch of a stream; 0 samples: its end."""
+        """Begin to read. `discovered(epoch, sizes)` reports batches that no plan can know of.
+
+        Those of a stream, and those of epochs that may have another number of them each time. A batch of 0
+        samples ends its epoch.
+        """
         inline = self._direct is not None or (not self._workers and read_seconds < INLINE_READ_SECONDS)
         self._actor = Actor("w5xde-loader", failed, inline=inline)
-        self._discovered = discovered
+        self._discovered, self._failed = discovered, failed
+        self._draw_up_to(self._to_draw[0] + 1)
         self._read_ahead()
 
     def stop(self) -> None:
@@ -133,16 +231,19 @@ class Loader:
     def at_once(self, keys: list[Key]) -> dict[Key, Packed] | None:
         """These batches, if no batch of this data set needs to be read; else None."""
         direct = self._direct
+        for key in keys[:1]:
+            self._draw_up_to(key[0] + 1)
         return {key: direct(*key) for key in keys} if direct is not None else None
 
-    def get(self, key: Key, done: Callable[[Packed], None]) -> None:
-        """Call `done` with the batch, now or as soon as it has been read."""
+    def get(self, key: Key, done: Callable[[ReadBatch], None]) -> None:
+        """Call `done` with the batch, now or as soon as it has been read; or with why it cannot be."""
+        self._draw_up_to(key[0] + 1)
         if key not in self._claimed:
             self._claimed.add(key)
             self._unclaimed -= 1
-        packed = self._ready.get(key)
-        if packed is not None:
-            done(packed)
+        ready = self._ready.get(key)
+        if ready is not None:
+            done(ready)
         else:
             self._waiting.setdefault(key, []).append(done)
             if self._any_batch is not None:
@@ -150,6 +251,22 @@ class Loader:
             else:
                 self._read_up_to(key)
         self._read_ahead_later()
+
+    def _draw_up_to(self, epoch: int) -> None:
+        """Draw epochs up to this one, if a sampler draws them, and report their batches."""
+        source = self._source
+        if not isinstance(source, MapSource) or source.recipe.sampler is None:
+            return
+        while self._to_draw[0] <= epoch and self._to_draw[0] != self._epochs:
+            number, first = self._to_draw
+            self._to_draw = (number + 1, 0)
+            try:
+                drawn = source.epoch(number)
+            except JobError as error:
+                self._failed(error)
+                return
+            if source.epoch_samples is None:
+                self._discovered(number, [*map(len, map(drawn.places, range(first, drawn.batches))), 0])
 
     def _read_ahead_later(self) -> None:
         """Read ahead once the leases that are being sent are sent: the thread would take the interpreter."""
@@ -206,17 +323,15 @@ class Loader:
         self._unclaimed += 1
         self._next = max(self._next, self._after(key))
 
-        def read() -> Packed:
-            return pack_batch(len(source.samples_of(key[1])), source.read(*key))
-
-        def arrived(packed: Packed) -> None:
+        def arrived(read: ReadBatch) -> None:
             if key in self._reading:
-                self._arrived(key, packed)
+                self._arrived(key, read)
             else:
                 # It is applied already. A lease that waited for it hears of that when it is to be sent.
-                self._serve(key, packed)
+                self._serve(key, read)
 
-        self._actor.call(read, arrived)
+        types = source.recipe.types
+        self._actor.call(lambda: _pack(types, source.try_to_read(*key), is_stream=False), arrived)
 
     @property
     def _is_over(self) -> bool:
@@ -238,16 +353,15 @@ class Loader:
         if key not in self._too_late:
             self._unclaimed += 1
             self._reading.add(key)
-        self._actor.call(self._read, lambda packed: self._arrived(key, packed))
+        self._actor.call(self._read, lambda read: self._arrived(key, read))
 
     def _after(self, key: Key) -> Key:
         epoch, batch = key
-        batches = -(-(self._source.samples or 0) // self._batch_size)
+        batches = self._source.epoch(epoch).batches if isinstance(self._source, MapSource) else 0
         return (epoch, batch + 1) if batch + 1 < batches else (epoch + 1, 0)
 
-    def _read(self) -> Packed | None:
-        samples, batch = next(self._batches, _end_of_epoch)()
-        return pack_batch(samples, batch) if samples else None
+    def _read(self) -> ReadBatch | None:
+        return next(self._batches, _end_of_epoch)()
 
     def _stream_arrived(self, packed: Packed | None) -> None:
         if self._is_over:
@@ -259,21 +373,21 @@ class Loader:
         if packed is None:
             self._next = (epoch + 1, 0)
             self._unclaimed -= 1
-            self._discovered(epoch, 0)
+            self._discovered(epoch, [0])
             self._read_ahead()
         else:
             self._next = (epoch, batch + 1)
             self._arrived((epoch, batch), packed)
-            self._discovered(epoch, packed.samples)
+            self._discovered(epoch, [packed.samples])
 
-    def _arrived(self, key: Key, packed: Packed) -> None:
+    def _arrived(self, key: Key, read: ReadBatch) -> None:
         self._reading.discard(key)
         if key in self._too_late:
             self._too_late.discard(key)
         else:
-            self._ready[key] = packed
-        self._serve(key, packed)
+            self._ready[key] = read
+        self._serve(key, read)
 
-    def _serve(self, key: Key, packed: Packed) -> None:
+    def _serve(self, key: Key, read: ReadBatch) -> None:
         for done in self._waiting.pop(key, ()):
-            done(packed)
+            done(read)

@@ -14,12 +14,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-import w5xde
 from w5xde.control.pool.connection_limits import ConnectionLimits
 from w5xde.control.pool.patience import Wakefulness
-from w5xde.errors import StorageError
+from w5xde.learn.job.code.packages import differences_text
 from w5xde.messages import (
-    PROTOCOL_VERSION,
     Beat,
     Bye,
     Hello,
@@ -34,8 +32,9 @@ from w5xde.messages import (
 from w5xde.protocol.session import COORDINATOR
 from w5xde.protocol.wire import Body, Limits
 from w5xde.runtime.admission.bans import Bans
+from w5xde.runtime.admission.code_offers import CodeOffers
 from w5xde.runtime.admission.gatekeeper import Admission, Gatekeeper
-from w5xde.runtime.admission.register import Refused
+from w5xde.runtime.admission.reception import Reception
 from w5xde.runtime.coordinator.canary_check import CanaryCheck
 from w5xde.runtime.net.connection import Connection, Owner
 from w5xde.runtime.net.listener import Candidate
@@ -104,6 +103,8 @@ class Peers:
         # Every connection that is open, also of peers that are refused or evicted and must only close it.
         self._open: set[Connection] = set()
         self._all_gone = asyncio.Event()
+        # The code of the job, for nodes that ask for it.
+        self.offers = CodeOffers()
         self._bans = Bans(
             gatekeeper,
             lambda: [peer.node_id for peer in self if peer.node_id],
@@ -111,6 +112,7 @@ class Peers:
             lambda kind, text: host.say(kind, text, ""),
             lambda error: self.log_refusal("the register", error.code, error.what),
         )
+        self._reception = Reception(gatekeeper, self._bans, self.connection_limits, self.log_refusal)
 
     def get(self, name: str) -> Peer | None:
         return self._peers.get(name)
@@ -223,51 +225,37 @@ class Peers:
         if isinstance(message, Update):
             self._host.updates.received(peer, message, body)
         elif isinstance(message, Hello):
-            self._greet(peer, message)
+            self._reception.greet(
+                message, peer.candidate, lambda answer: self._answered(peer, message, answer)
+            )
         elif isinstance(message, Ready):
             self._ready(peer, message, body)
         elif isinstance(message, Leave):
             self._remove(peer, message.reason or "it said goodbye")
             peer.connection.close()
 
-    def _greet(self, peer: Peer, hello: Hello) -> None:
-        if hello.protocol != PROTOCOL_VERSION:
-            what = f"this node speaks protocol {hello.protocol}, the run needs {PROTOCOL_VERSION}"
-            fix = f"install w5xde {w5xde.__version__} on both machines"
-            self._refuse(peer, Refuse("W5-107", what, fix=fix))
+    def _answered(self, peer: Peer, hello: Hello, answer: Admission | Refuse) -> None:
+        """Welcome or refuse a node, or send it the job's code, now that the reception has answered."""
+        if peer.is_gone or (self._is_closing and isinstance(answer, Admission)):
             return
-        local = self.gatekeeper.local_node(hello)
-        if local is not None:
-            banned = self._bans.of_local_node(local.name or hello.name)
-            if banned:
-                self._refuse(peer, Refuse("W5-114", f"this node is banned from the run: {banned}"))
-            else:
-                self._welcome(peer, hello, local)
+        if isinstance(answer, Refuse):
+            self._refuse(peer, answer)
+        elif hello.looks and hello.asks_code:
+            self._send_code(peer)
         else:
-            asked = self.gatekeeper.admit(hello, peer.candidate.address)
-            asked.add_done_callback(lambda done: self._admitted(peer, hello, done))
+            self._welcome(peer, hello, answer)
 
-    def _admitted(self, peer: Peer, hello: Hello, done: asyncio.Future[Admission]) -> None:
-        """Welcome or refuse a node, now that the register has answered."""
-        if done.cancelled() or (done.exception() is None and (peer.is_gone or self._is_closing)):
+    def _send_code(self, peer: Peer) -> None:
+        peer.candidate.over()
+        refusal = self.offers.send(peer.connection)
+        if refusal is not None:
+            self._refuse(peer, refusal)
             return
-        try:
-            admission = done.result()
-        except Refused as refused:
-            # Not counted against this machine's own address: local nodes of a killed coordinator still try to
-            # reach it, and must not lock out those of the next one.
-            if refused.kind in ("unknown", "wrong secret") and not peer.candidate.is_here:
-                self.connection_limits.failed(peer.candidate.address, asyncio.get_running_loop().time())
-            if not peer.is_gone:
-                self._refuse(peer, Refuse(refused.code, refused.what, refused.why, refused.fix))
-            return
-        except StorageError as error:
-            self.log_refusal("the register", error.code, error.what)
-            if not peer.is_gone:
-                # Without the path of the folder, which a stranger must not learn.
-                self._refuse(peer, Refuse(error.code, "the coordinator cannot use its register of tickets"))
-            return
-        self._welcome(peer, hello, admission)
+        peer.is_gone = True
+        self._drop_from_tables(peer)
+        address = peer.candidate.address
+        if news := self.offers.news(address):
+            self._host.say("code", news, address)
 
     def _welcome(self, peer: Peer, hello: Hello, admission: Admission) -> None:
         """Give a node that has proved its identity a name, and send it the welcome."""
@@ -308,6 +296,11 @@ class Peers:
         self.allow_vectors(peer, 1)
         peer.become_ready(ready)
         self._host.joined(peer)
+        if ready.versions:
+            differing = differences_text(ready.versions, self._greeting.versions, "here")
+            self._host.say(
+                "versions", f"{peer.name} has other versions, which can change bits: {differing}", peer.name
+            )
 
     def note_replica(self, peer: Peer) -> None:
         """Log that the parameters of this peer went wrong, and that it gets them anew."""
@@ -356,7 +349,7 @@ class Peers:
     def evict(self, peer: Peer, reason: str, *, abruptly: bool = False) -> None:
         """Remove a peer and close its connection; unless `abruptly`, send it the reason."""
         if peer.connection.session.may_say(Bye) and not abruptly:
-            peer.connection.send(Bye(reason[:4000], finished=False))
+            peer.connection.send(Bye(reason[:4000], finished=False, counted=peer.counted))
         self._remove(peer, reason)
         (peer.connection.abort if abruptly else peer.connection.close)()
 
@@ -368,8 +361,11 @@ class Peers:
         if peer is not None and not peer.is_ready:
             self.evict(peer, reason)
 
-    async def close(self, reason: str, parting_seconds: float) -> None:
-        """End all connections: send every node a goodbye, and wait at most this long for them to close."""
+    async def close(self, reason: str, parting_seconds: float, *, stopped: bool) -> None:
+        """End all connections: send every node a goodbye, and wait at most this long for them to close.
+
+        `stopped`: the run was stopped before it was over.
+        """
         self._is_closing = True
         self._all_gone.clear()
         # A connection that was just accepted opens first, and is then closed like all others.
@@ -379,7 +375,7 @@ class Peers:
             if peer.connection.session.may_say(Bye):
                 # A node closes the connection when it has read this. If we closed it first, with an update of
                 # the node unread, the connection would be reset and the goodbye lost.
-                peer.connection.send(Bye(reason[:4000], finished=True))
+                peer.connection.send(Bye(reason[:4000], True, stopped=stopped, counted=peer.counted))
             else:
                 peer.connection.close()
         self._host.updates.close()

@@ -8,6 +8,7 @@ which bounds the parameters kept. Decides nothing: it reports its findings to th
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from w5xde.config import Settings
 from w5xde.control import events as ev
@@ -18,7 +19,8 @@ from w5xde.learn.job.coordinator_setup import Prepared
 from w5xde.learn.model.device import use_threads
 from w5xde.learn.rounds.replica import Replica
 from w5xde.learn.step.sums import Contribution
-from w5xde.learn.train.trainer import Task
+from w5xde.learn.train.trainer import Task, alone_tasks
+from w5xde.learn.train.validation_set import read_batch
 from w5xde.learn.trust.recompute import (
     ColumnComputer,
     GradientComputer,
@@ -27,10 +29,11 @@ from w5xde.learn.trust.recompute import (
     Opinion,
     Recomputer,
 )
-from w5xde.messages import StepRates
+from w5xde.learn.trust.remeasure import Remeasurer
+from w5xde.message_types import MetricRows
 from w5xde.runtime.pipeline.peer import SentParams
+from w5xde.runtime.pipeline.ports import SentLease
 from w5xde.runtime.system.actor import Actor
-from w5xde.tree import Span, batch_seed
 
 
 class Recheck:
@@ -53,28 +56,54 @@ class Recheck:
         )
         self._is_outstanding = is_outstanding
         self._verified = verified
-        # The parameters and the batches that each lease was sent with.
-        self._sent: dict[int, tuple[SentParams, list[Packed], StepRates | None]] = {}
+        # The parameters that each lease was sent with, and what it asks for.
+        self._sent: dict[int, tuple[SentParams, SentLease]] = {}
         self._params: dict[SentParams, Replica] = {}
         self._recomputer: Recomputer | None = None
+        self._remeasurer: Remeasurer | None = None
 
     def keep(self, sent: SentParams, params: Replica) -> None:
         """Keep these parameters: leases that will be verified are about to be sent with them."""
         self._forget()
         self._params[sent] = params
 
-    def sent(self, sent: SentParams, lease: Lease, batches: list[Packed], rates: StepRates | None) -> None:
+    def sent(self, sent: SentParams, lease: Lease, work: SentLease) -> None:
         """A lease that will be verified was sent, with parameters that are kept."""
-        self._sent[lease.id] = (sent, batches, rates)
+        self._sent[lease.id] = (sent, work)
 
     def verify(self, lease: Lease, given: Contribution) -> None:
         """Compute the lease again and report how the answer compares."""
-        sent, batches, rates = self._sent[lease.id]
+        sent, work = self._sent[lease.id]
         params = self._params[sent]
         self._actor.call(
-            lambda: self._compare(lease, given, params, self._work(lease, batches, rates)),
+            lambda: self._compare(lease, given, params, self._work(lease, work)),
             lambda opinion: self._done(lease, opinion),
         )
+
+    def verify_measures(self, lease: Lease, rows: MetricRows) -> None:
+        """Measure the batches of a validation lease again and report how the answer compares."""
+        sent, work = self._sent[lease.id]
+        params = self._params[sent]
+        self._actor.call(
+            lambda: self._remeasure(rows, params, self._validation_batches(lease, work)),
+            lambda opinion: self._done(lease, opinion),
+        )
+
+    def _remeasure(self, rows: MetricRows, params: Replica, batches: list[tuple[int, int, Any]]) -> Opinion:
+        if self._remeasurer is None:
+            rules = self._prepared.rules
+            self._remeasurer = Remeasurer(self._prepared.make_trainer(), rules.metrics, rules.precision)
+        return self._remeasurer.check(rows, params, batches)
+
+    def _validation_batches(self, lease: Lease, work: SentLease) -> list[tuple[int, int, Any]]:
+        """The number, the samples and the value of each batch of a validation lease."""
+        validation, found = self._prepared.validation, []
+        for number, packed in zip(range(*lease.span), work.batches, strict=True):
+            value = unpack(packed.item, _body(packed), types=self._prepared.source.recipe.types)
+            if self._prepared.rules.data == "local" and validation is not None:
+                value = read_batch(validation.source, value, number)
+            found.append((number, packed.samples, value))
+        return found
 
     def _done(self, lease: Lease, opinion: Opinion) -> None:
         self._sent.pop(lease.id, None)
@@ -84,7 +113,7 @@ class Recheck:
     def _forget(self) -> None:
         """Drop leases that ended without an answer, and parameters that no lease needs."""
         self._sent = {number: sent for number, sent in self._sent.items() if self._is_outstanding(number)}
-        needed = {sent for sent, _, _ in self._sent.values()}
+        needed = {sent for sent, _ in self._sent.values()}
         self._params = {sent: params for sent, params in self._params.items() if sent in needed}
 
     def _compare(self, lease: Lease, given: Contribution, params: Replica, work: LeasedWork) -> Opinion:
@@ -92,7 +121,7 @@ class Recheck:
         # A run that does not verify keeps no second model for what is rare there.
         self._recomputer = recomputer if self._is_exact else None
         check = recomputer.check if self._is_exact else recomputer.check_size
-        return check(given.vector, params, work)
+        return check(given.vector, params, work, given.weight)
 
     def _new_recomputer(self) -> Recomputer:
         prepared = self._prepared
@@ -103,21 +132,28 @@ class Recheck:
             computer = GradientComputer(prepared.make_trainer())
         return Recomputer(computer, prepared.rules.precision)
 
-    def _work(self, lease: Lease, batches: list[Packed], rates: StepRates | None) -> LeasedWork:
+    def _work(self, lease: Lease, work: SentLease) -> LeasedWork:
         """What the node was lent."""
         step, values = lease.step, []
         places = step.places(lease.span)
-        for place, packed in zip(places, batches, strict=True):
-            value = unpack(packed.item, bytearray(b"".join(packed.pieces)))
+        for place, packed in zip(places, work.batches, strict=True):
             source = self._prepared.source
+            value = unpack(packed.item, _body(packed), types=source.recipe.types)
             if self._prepared.rules.data == "local" and isinstance(source, MapSource):
-                seed = batch_seed(self._prepared.rules.seed, step.epoch, step.first + place)
-                value = source.read_indices(value, seed)
+                value = source.read_indices(value, step.epoch, step.first + place)
             values.append((step.first + place, step.sizes[place], value))
-        if rates is not None:
-            alone = Span(0, 1)
-            return LeasedWork([Task(step.epoch, alone, 1, each[1], [each]) for each in values], rates)
-        return LeasedWork([Task(step.epoch, lease.span, step.count, step.samples, values)])
+        if work.rates is not None:
+            return LeasedWork(alone_tasks(step.epoch, work.step, values), work.rates)
+        task = Task(step.epoch, lease.span, step.count, step.samples, values, step=work.step)
+        return LeasedWork([task], call=work.batches[0].call)
+
+    def settle(self, done: Callable[[], None]) -> None:
+        """Call `done` when nothing that was asked for so far is being computed any more."""
+        self._actor.call(lambda: None, lambda _: done())
 
     def stop(self) -> None:
         self._actor.stop()
+
+
+def _body(packed: Packed) -> bytearray:
+    return bytearray(b"".join(packed.pieces))

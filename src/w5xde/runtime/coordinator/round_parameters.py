@@ -12,7 +12,8 @@ from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.rounds.replica import Replica
 from w5xde.learn.rounds.rounds import EXACT_CODEC, Rounds
 from w5xde.learn.step.learner import Learner
-from w5xde.messages import Params, StepRates
+from w5xde.message_types import StepRates
+from w5xde.messages import Params
 from w5xde.runtime.pipeline.peer import Peer
 from w5xde.runtime.pipeline.ports import ParameterFrame, Snapshot
 

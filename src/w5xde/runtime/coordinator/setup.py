@@ -6,20 +6,23 @@ Only builds: what happens once nodes may join is not known here.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import w5xde
+import msgspec
+
 from w5xde.compression import is_lossy
 from w5xde.config import Settings
 from w5xde.control.coordinator import CoordinatorCore
-from w5xde.control.ledger_records import Record
 from w5xde.control.settings import CoreSettings
 from w5xde.control.steps.cut import Cut
+from w5xde.control.steps.evaluation_schedule import HOLD, WAIT
 from w5xde.control.steps.plan import Plan
-from w5xde.errors import StorageError, UsageError, W5xdeError
+from w5xde.errors import UsageError, W5xdeError
+from w5xde.learn.calls.call_learner import CallLearner
 from w5xde.learn.codecs.receiver import CodecReceiver
 from w5xde.learn.codecs.sender import is_never_encoded
-from w5xde.learn.data.sources import MapSource, Start
+from w5xde.learn.data.parts import PartSource
+from w5xde.learn.data.sources import Key, MapSource, Start
 from w5xde.learn.job.cacheable import slots_for
 from w5xde.learn.job.coordinator_setup import Prepared
 from w5xde.learn.job.job import describe
@@ -29,14 +32,15 @@ from w5xde.learn.step.learner import Learner
 from w5xde.learn.step.look_ahead import momentum_of
 from w5xde.learn.step.sums import StepNotFinite
 from w5xde.messages import TRAINED, Welcome
+from w5xde.runtime.admission.code_offers import CodeOffers
 from w5xde.runtime.admission.gatekeeper import Gatekeeper
+from w5xde.runtime.coordinator.call_ports import CallBatches, CallParameters
 from w5xde.runtime.coordinator.canary_check import CanaryCheck
 from w5xde.runtime.coordinator.known_samples import KnownSamples
+from w5xde.runtime.coordinator.loader import Loader
 from w5xde.runtime.coordinator.parameters import ParameterEncoder
 from w5xde.runtime.coordinator.peers import Host, Peers
 from w5xde.runtime.coordinator.round_parameters import RoundParameters
-from w5xde.runtime.durable.journal import Journal
-from w5xde.runtime.durable.resume import Restored
 from w5xde.runtime.durable.run_folder import RunFolder
 from w5xde.runtime.net.listener import Listener, resolve_addresses
 from w5xde.runtime.net.sockets import configure
@@ -44,8 +48,13 @@ from w5xde.runtime.pipeline.ports import Parameters
 from w5xde.runtime.system.memory import return_freed
 
 
-def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | None) -> CoordinatorCore:
-    """Build the core for this life of the coordinator, from the `cut` of an earlier life if there is one."""
+def build_core(
+    prepared: Prepared, settings: Settings, life: int, cut: Cut | None, *, decides: bool = False
+) -> CoordinatorCore:
+    """Build the core for this life of the coordinator, from the `cut` of an earlier life if there is one.
+
+    `decides`: a callback decides by the results of evaluations how training goes on.
+    """
     is_lossy_run = is_lossy(settings.directions.up) or is_lossy(settings.directions.down)
     # In rounds mode the coordinator rounds what it computes as nodes do, so that both can be compared.
     if settings.verify and settings.mode != "rounds" and is_lossy_run:
@@ -53,6 +62,12 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
             f"verify compares exact updates, and compress {settings.compress!r} makes them others",
             code="W5-210",
             fix="leave out --verify, or compress without loss: --compress auto",
+        )
+    if settings.verify and prepared.validation is not None and prepared.validation.source.draws:
+        raise UsageError(
+            "verify: the validation set draws random numbers while it is read, beside what is computed again",
+            code="W5-210",
+            fix="draw nothing in __getitem__ of the validation set, or leave out --verify",
         )
     if (
         settings.verify
@@ -72,8 +87,10 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         seconds=settings.seconds,
         evaluate_every=settings.evaluate_every,
         evaluates=prepared.evaluate is not None,
+        evaluation_policy=_evaluation_policy(prepared, settings, decides=decides),
         incarnation=life,
         skip_bad_batches=settings.skip_bad_batches,
+        all_or_nothing=isinstance(prepared.learner, CallLearner),
         save_seconds=settings.save_seconds,
         save_steps=settings.save_steps,
         logs_steps=settings.durability == "step",
@@ -88,9 +105,16 @@ def build_core(prepared: Prepared, settings: Settings, life: int, cut: Cut | Non
         own_step_norm=prepared.own_step_norm,
         robust=settings.robust_rule,
         chooses_rounds=settings.local_steps == "auto",
+        validation_sizes=prepared.validation.sizes if prepared.validation is not None else (),
     )
     # Not seeded by the run: a node that knows the run's seed must not foresee which answers are verified.
     return CoordinatorCore(build_plan(prepared, settings), core, cut, random.SystemRandom())
+
+
+def _evaluation_policy(prepared: Prepared, settings: Settings, *, decides: bool) -> str:
+    """Whether training waits for evaluations: always, if their results decide how it goes on."""
+    is_decisive = decides or bool(prepared.plateau_metric)
+    return HOLD if is_decisive and settings.evaluate == WAIT else settings.evaluate
 
 
 def build_plan(prepared: Prepared, settings: Settings) -> Plan:
@@ -99,16 +123,10 @@ def build_plan(prepared: Prepared, settings: Settings) -> Plan:
         step_batches=settings.step_batches,
         epoch_limit=settings.epoch_limit,
         step_limit=settings.steps,
-        samples=prepared.source.samples,
-        batch_size=settings.batch_size,
+        samples=prepared.source.epoch_samples,
+        batch_size=prepared.source.batch_size,
         rounds=settings.round_lengths,
     )
-
-
-def facts_of_life(port: int, life: int, core: CoordinatorCore) -> dict[str, int | str]:
-    """What the manifest says of this life; the lengths of rounds are for `--local-steps @RUN`."""
-    lengths = core.view.plan.rounds
-    return {"port": port, "life": life} | ({"round_lengths": str(lengths)} if lengths is not None else {})
 
 
 def _may_step_locally(learner: Learner, settings: Settings) -> bool:
@@ -136,6 +154,15 @@ def reading_start(plan: Plan) -> Start:
     return Start(plan.cursor.epoch, plan.cursor.first, also)
 
 
+def build_loader(
+    prepared: Prepared, settings: Settings, start: Start, is_wanted: Callable[[Key], bool] | None
+) -> Loader | CallBatches:
+    """Build what gives batches to lend: read from the data set, or given by the caller of a pool."""
+    if isinstance(prepared.source, PartSource):
+        return CallBatches(prepared.source)
+    return Loader(prepared.source, settings, start, is_wanted)
+
+
 def build_known_samples(
     prepared: Prepared, settings: Settings, peers: Peers, failed: Callable[[BaseException], None]
 ) -> KnownSamples | None:
@@ -147,8 +174,8 @@ def build_known_samples(
     return KnownSamples(source, form, slots, lambda: (peer for peer in peers if peer.is_ready), failed)
 
 
-def build_reader(learner: Learner, settings: Settings) -> UpdateReader:
-    """Build the reader, which turns the updates of nodes into vectors."""
+def build_reader(learner: Learner, settings: Settings, *, weighs: bool = False) -> UpdateReader:
+    """Build the reader, which turns the updates of nodes into vectors; `weighs`: of batches with weights."""
     if learner.route.is_large:
         # Updates need memory, and models that were only tried have left some.
         return_freed()
@@ -161,7 +188,7 @@ def build_reader(learner: Learner, settings: Settings) -> UpdateReader:
         # In rounds mode the codec decides the bits.
         allows_raw=learner.rounds is None,
     )
-    return UpdateReader(blueprint, learner.gauge, receiver, Buffers().take)
+    return UpdateReader(blueprint, learner.gauge, receiver, Buffers().take, weighs=weighs)
 
 
 def build_parameters(prepared: Prepared, settings: Settings, clock: Callable[[], float]) -> Parameters:
@@ -169,6 +196,8 @@ def build_parameters(prepared: Prepared, settings: Settings, clock: Callable[[],
     down, rounds = settings.directions.down, prepared.rounds
     if rounds is not None:
         return RoundParameters(prepared.learner, rounds, down)
+    if isinstance(prepared.learner, CallLearner):
+        return CallParameters(prepared.learner, down, clock)
     return ParameterEncoder(prepared.learner, down, clock)
 
 
@@ -176,49 +205,18 @@ def build_peers(
     host: Host, prepared: Prepared, settings: Settings, run_folder: RunFolder, life: int, reader: UpdateReader
 ) -> Peers:
     """Build the table of peers, with all that a node is checked against when it joins."""
-    layout = prepared.learner.flat.blueprint.layout
-    return Peers(
+    layout, offer = prepared.learner.flat.blueprint.layout, prepared.offer
+    welcome = Welcome(run_folder.name, life, "", layout, prepared.rules)
+    peers = Peers(
         host,
-        welcome=Welcome(run_folder.name, life, "", layout, prepared.rules),
+        welcome=msgspec.structs.replace(welcome, code=offer.sha256, versions=offer.versions),
         vector_bytes_max=reader.body_bytes_max,
         configure=lambda sock: configure(sock, settings),
         gatekeeper=Gatekeeper(run_folder.folder, run_folder.facts["id"], settings),
         canary_check=CanaryCheck(prepared, verifies=settings.verify > 0),
     )
-
-
-def first_records(
-    run: str, life: int, mode: str, durability: str, core: CoordinatorCore, restored: Restored | None
-) -> list[Record]:
-    """The first records of a life in the ledger: its plan, and the place from which it continues."""
-    start: Record = {
-        "kind": "start",
-        "run": run,
-        "incarnation": life,
-        "w5xde": w5xde.__version__,
-        "durability": durability,
-        "plan": core.view.plan.facts | {"mode": mode},
-    }
-    return [start, *(restored.records(core.view.accounts.aside) if restored is not None else [])]
-
-
-def open_ledger(
-    journal: Journal,
-    run_folder: RunFolder,
-    settings: Settings,
-    core: CoordinatorCore,
-    restored: Restored | None,
-) -> None:
-    """Write the first records of this life to disk; called before any node can join."""
-    records = first_records(run_folder.name, journal.life, settings.mode, settings.durability, core, restored)
-    try:
-        journal.begin(records, core.view.version, restored.last if restored is not None else None)
-    except OSError as error:
-        raise StorageError(
-            f"the ledger in {run_folder.folder} cannot be written: {error.strerror}",
-            code="W5-404",
-            fix="make room there, or choose another folder with --runs",
-        ) from error
+    peers.offers = CodeOffers(offer)
+    return peers
 
 
 async def listen(
@@ -255,23 +253,3 @@ def describe_failure(error: BaseException) -> str:
     if isinstance(error, W5xdeError):
         return error.what
     return str(error) if isinstance(error, StepNotFinite) else describe(error)
-
-
-def opening_notes(
-    prepared: Prepared, restored: Restored | None, core: CoordinatorCore, life: int
-) -> Iterator[tuple[str, str]]:
-    """Notes for the user about a run that starts or is resumed: (kind, sentence)."""
-    if prepared.canary_trouble:
-        yield "no canary", f"what nodes compute cannot be tried before they join: {prepared.canary_trouble}"
-    if restored is None:
-        return
-    for loss in restored.lost:
-        yield "storage", f"{loss}: the audit can no longer prove what was trained before"
-    for damage in restored.damaged:
-        yield "storage", f"a damaged checkpoint is passed over and kept aside: {damage}"
-    if restored.cut is None:
-        yield "goes on", "there is no checkpoint of this run yet: it begins anew"
-        return
-    steps, epochs = core.view.progress.steps, core.view.progress.epochs
-    where = f"step {steps}, with {epochs} {'epoch' if epochs == 1 else 'epochs'} complete"
-    yield "goes on", f"goes on from {where}; life {life} of this run's coordinator"

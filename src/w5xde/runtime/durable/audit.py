@@ -13,7 +13,7 @@ from typing import Any
 from w5xde.control.audit.auditor import Auditor
 from w5xde.control.audit.findings import Findings
 from w5xde.errors import StorageError
-from w5xde.runs import MODEL, read_manifest
+from w5xde.runs import BEST, MODEL, read_manifest
 from w5xde.runtime.durable.checkpoints import CheckpointStore
 from w5xde.runtime.durable.disk import Disk, RealDisk
 from w5xde.runtime.durable.ledger_segments import LedgerReader
@@ -29,8 +29,10 @@ class AuditReport:
     findings: Findings
     # Version -> the damage of that checkpoint, or an empty string.
     checkpoints: dict[int, str]
-    # After how many steps the weights in model.safetensors are; None if there is no file, or nobody said.
+    # After how many steps the weights in model.safetensors, and in best.safetensors, are; None if there is no
+    # file, or nobody said.
     model_step: int | None = None
+    best_step: int | None = None
 
     @property
     def is_clean(self) -> bool:
@@ -39,13 +41,14 @@ class AuditReport:
     def summary(self) -> dict[str, Any]:
         facts = asdict(self.findings)
         recorded = facts.pop("checkpoints")
-        del facts["models"]
+        del facts["models"], facts["best"]
         return {
             "run": self.run,
             "clean": self.is_clean,
             **facts,
             "aside": [{"epoch": epoch + 1, "batch": batch} for epoch, batch in self.findings.aside],
             "model_step": self.model_step,
+            "best_step": self.best_step,
             "checkpoints_written": len(recorded),
             "checkpoints": {str(version): wrong or "whole" for version, wrong in self.checkpoints.items()},
         }
@@ -100,15 +103,16 @@ def audit_disk(disk: Disk, run: str, head: str = NOTHING) -> AuditReport:
         found.violations.append(
             f"no whole checkpoint is left of the {newest} steps that the ledger calls saved"
         )
-    return AuditReport(run, found, checkpoints, _model_step(disk, found))
+    model_step = _step_of(MODEL, found.models, disk, found)
+    return AuditReport(run, found, checkpoints, model_step, _step_of(BEST, found.best, disk, found))
 
 
-def _model_step(disk: Disk, found: Findings) -> int | None:
-    """After how many steps the model in the folder is; one that the run never saved is a violation."""
+def _step_of(name: str, saved: dict[str, int], disk: Disk, found: Findings) -> int | None:
+    """After how many steps the weights in a file are; a file that the run never saved is a violation."""
     # Runs of before this was recorded say nothing of their model.
-    if not found.models or MODEL not in disk.names():
+    if not saved or name not in disk.names():
         return None
-    step = found.models.get(hashlib.sha256(disk.read(MODEL)).hexdigest())
+    step = saved.get(hashlib.sha256(disk.read(name)).hexdigest())
     if step is None:
-        found.violations.append(f"{MODEL} is none of those that the run saved")
+        found.violations.append(f"{name} is none of those that the run saved")
     return step

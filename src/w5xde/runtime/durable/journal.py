@@ -167,6 +167,31 @@ class Journal:
             compress_segments(self.disk, numbers, int(self.ledger.segment_bytes * COMPRESSED_SHARE_MIN))
             self._compressed_segments = closed
 
+    def record_durably(self, record: Record, now: float, done: Callable[[str], None]) -> None:
+        """Write and sync a record; `done` gets why that was not possible, or an empty string."""
+        self.record(record)
+        self._sync_records(now, done)
+
+    def _sync_records(self, now: float, done: Callable[[str], None]) -> None:
+        error = self._flush(now)
+        if error is not None:
+            done(_reason(error))
+            return
+        if self.ledger.is_synced:
+            done("")
+            return
+        syncing = self.ledger.begin_sync()
+        if syncing is None:
+            # Another sync is under way; the writer makes one call after another.
+            self._writer.call(lambda: None, lambda _: self._sync_records(now, done))
+            return
+
+        def synced(_: None) -> None:
+            self._synced(syncing, now)
+            done(_reason(syncing.error) if syncing.error is not None else "")
+
+        self._writer.call(syncing.sync, synced)
+
     # --- checkpoints ------------------------------------------------------------------------------
 
     def save(self, cut: Cut, facts: dict[str, Any], now: float) -> None:

@@ -132,6 +132,11 @@ class Ledger:
         if file is not None and (self._syncing is None or self._syncing.file is not file):
             file.close()
 
+    @property
+    def is_synced(self) -> bool:
+        """Whether every record that was written would survive a power cut."""
+        return not self._unsynced
+
     def sync(self) -> None:
         """Make all records written so far survive a power cut."""
         syncing = self.begin_sync()

@@ -56,6 +56,8 @@ class KeptMeters(msgspec.Struct, frozen=True):
     loss_sum: float = 0.0
     losses: int = 0
     evaluation: dict[str, float | None] = {}
+    evaluation_step: int | None = None
+    evaluation_epoch: int | None = None
     bytes_sent: int = 0
     bytes_received: int = 0
     # Bytes of batches that were sent, by epoch.
@@ -81,6 +83,8 @@ class Facts(msgspec.Struct, frozen=True):
     ledger: Mark
     weights_sha256: str
     meters: KeptMeters
+    # What callbacks keep, by their names.
+    callbacks: dict[str, Any] = {}
 
 
 class _LoggedSizes(msgspec.Struct, frozen=True):
@@ -155,6 +159,9 @@ class Restored:
     replayed: list[Replayed] = field(default_factory=list)
     last: Logged | None = None
     meters: KeptMeters = field(default_factory=KeptMeters)
+    callbacks: dict[str, Any] = field(default_factory=dict)
+    # The learning rates before and after the user changed them for this life.
+    rates_changed: tuple[list[float], list[float]] | None = None
 
     def records(self, aside: list[Aside]) -> list[Record]:
         """Return the ledger records of this restart; `aside`: batches that are not tried again."""
@@ -173,12 +180,12 @@ def _keys(aside: list[Aside]) -> list[tuple[int, int]]:
 
 def restore(
     journal: Journal,
-    load: Callable[[Mapping[str, bytes]], None],
+    load: Callable[[Mapping[str, bytes], int], None],
     apply: Callable[[Step, dict[str, Any], bytes], None],
     run: str,
     extent: LedgerExtent = NO_LEDGER,
 ) -> Restored:
-    """Restore a run: `load` a checkpoint's files, then `apply` each logged step.
+    """Restore a run: `load` a checkpoint's files, with the life that wrote it, then `apply` each logged step.
 
     `extent` is the manifest's word on how far the ledger went.
     """
@@ -187,8 +194,8 @@ def restore(
     restored = Restored(damaged=damaged, lost=_find_losses(journal, extent, facts or extent))
     journal.begin_life_after(max(extent.life, facts.life if facts is not None else 0))
     if checkpoint is not None and facts is not None:
-        load(checkpoint.files)
-        restored.cut, restored.meters = facts.cut, facts.meters
+        load(checkpoint.files, facts.life)
+        restored.cut, restored.meters, restored.callbacks = facts.cut, facts.meters, facts.callbacks
         restored.aside = facts.cut.accounts.aside
         restored.version, restored.sha256 = checkpoint.version, checkpoint.sha256
     else:

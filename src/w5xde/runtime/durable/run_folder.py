@@ -8,6 +8,7 @@ runs/NAME/steps-*.log         with --durability step: the steps since the checkp
 runs/NAME/tickets.json        tickets and nodes; of secrets only their hashes (see admission/register.py)
 runs/NAME/lock                the process that owns the run
 runs/NAME/model.safetensors   the trained weights
+runs/NAME/best.safetensors    the weights of the best evaluation, if a callback keeps them
 """
 
 from __future__ import annotations
@@ -90,13 +91,32 @@ class RunFolder:
                 fix="choose another folder with --runs",
             ) from error
 
-    def manifest(self, facts: dict[str, Any]) -> None:
-        """Add facts and write the manifest atomically."""
+    def require_same_data(self, samples: int | None, order: str) -> None:
+        """Refuse to resume with other samples or another order: some would count twice, and some never."""
+        before = self.facts.get("samples", samples)
+        if before != samples:
+            raise StorageError(
+                f"the data set has {samples} samples, run {self.name} began with {before}",
+                code="W5-405",
+                fix="resume with the data the run was started with (mended, not shortened), or start a new"
+                " run",
+            )
+        if self.facts.get("order", order) != order:
+            raise StorageError(
+                f"the sampler draws another order than the one that run {self.name} began with",
+                code="W5-405",
+                fix="resume with the sampler the run was started with, or start a new run",
+            )
+
+    def manifest(self, facts: dict[str, Any]) -> bool:
+        """Add facts and write the manifest atomically; False if that was not possible."""
         self.facts |= facts
         try:
             replace(self.disk, MANIFEST, to_json(self.facts).encode() + b"\n")
         except OSError as error:
             self._trouble(MANIFEST, error)
+            return False
+        return True
 
     def watch(self, trouble: Callable[[str], None]) -> None:
         """Pass one sentence to `trouble` when the folder cannot be written; training goes on."""
@@ -114,14 +134,22 @@ class RunFolder:
             self._is_reported = True
             self._report(f"{name} cannot be written: {error.strerror}; training goes on")
 
+    def stage(self, name: str, pieces: Iterable[Piece]) -> str:
+        """Write a file under a temporary name; returns its sha256."""
+        hashed = HashedPieces(pieces)
+        self.disk.write(f"{name}.tmp", hashed)
+        return hashed.sha256
+
+    def publish(self, name: str) -> None:
+        """Give a staged file its name, in place of an earlier one."""
+        self.disk.rename(f"{name}.tmp", name)
+        self.disk.sync_folder()
+
     def save_model(self, pieces: Iterable[Piece], record: Callable[[str], None]) -> None:
         """Write the trained weights atomically; `record` gets their hash before the file has its name."""
-        hashed, unfinished = HashedPieces(pieces), f"{MODEL}.tmp"
         try:
-            self.disk.write(unfinished, hashed)
-            record(hashed.sha256)
-            self.disk.rename(unfinished, MODEL)
-            self.disk.sync_folder()
+            record(self.stage(MODEL, pieces))
+            self.publish(MODEL)
         except OSError as error:
             raise StorageError(
                 f"the model cannot be saved in {self.folder}: {error.strerror}",

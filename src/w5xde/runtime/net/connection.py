@@ -140,6 +140,11 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- called by asyncio ------------------------------------------------------------------------
 
+    @property
+    def descriptor(self) -> int | None:
+        """The file descriptor of its socket; None if it is not connected."""
+        return self._transport.get_extra_info("socket").fileno() if self._transport is not None else None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         # asyncio must tell whenever it buffers anything, because then `sent` must wait. With a limit of zero

@@ -14,9 +14,11 @@ from typing import Any
 import msgspec
 
 from w5xde.callbacks import Callback
+from w5xde.callbacks.status import NodeReport
 from w5xde.config import Settings
 from w5xde.control import node as nd
 from w5xde.errors import JoinError, TrainingError, W5xdeError
+from w5xde.learn.job.code.origin import JobOrigin
 from w5xde.learn.job.job import Job, describe
 from w5xde.learn.job.node_setup import NodeParts, prepare_node
 from w5xde.learn.model.device import choose_device
@@ -44,11 +46,11 @@ from w5xde.runtime.net.sockets import configure
 from w5xde.runtime.node.executor import WorkExecutor
 from w5xde.runtime.node.limits import DISCARDED, WELCOME_LIMITS
 from w5xde.runtime.node.sample_cache import CacheKey, SampleCache, Unusable, open_cache
+from w5xde.runtime.node.worker import NodeWorker
 from w5xde.runtime.system.machine import host_name
 from w5xde.runtime.system.memory import return_freed
 from w5xde.runtime.system.shared_memory import NodeRegions
 from w5xde.runtime.telemetry.callback_runner import CallbackRunner
-from w5xde.runtime.telemetry.status import NodeReport
 
 # More than this machine holds: the coordinator would send the same again.
 TOO_LARGE = "W5-121"
@@ -76,12 +78,14 @@ class Node:
         self._pass = node_pass
         self._route = Dialer(node_pass.ticket, settings)
         self._settings = settings
-        self._device = choose_device(settings.device)
+        self._device = choose_device(settings.devices)
         self._note = note
         self._callbacks = CallbackRunner(callbacks, lambda text: note("callback failed", text))
         # Asked for in every greeting; the coordinator decides which name the node has in the run.
         self._wanted_name = settings.node_name or host_name()
         self.report = NodeReport(name=self._wanted_name)
+        # The threads that the node computes with, and the bytes of its model; zeros before they are known.
+        self.model_load = (0, 0)
         self._core = nd.NodeCore(random.Random(), settings.wait)
         self._connection: Connection | None = None
         self._welcome: tuple[Welcome, Body] | None = None
@@ -89,6 +93,8 @@ class Node:
         self._dial_error: W5xdeError | None = None
         # The cache whose trouble was told.
         self._troubled: SampleCache | None = None
+        # Where the job comes from; callers set it for nodes that join from outside.
+        self.origin = JobOrigin()
 
     async def run(self) -> NodeReport:
         """Work until the run is over. Raises the error that keeps this node from it."""
@@ -102,6 +108,7 @@ class Node:
             failed=self._broke,
             finished=self._finished,
             is_cancelled=lambda lease: lease in self._core.cancelled,
+            loader_workers=self._settings.loader_workers,
         )
         self._ticker = self._loop.call_later(nd.TICK_SECONDS, self._tick)
         try:
@@ -110,6 +117,7 @@ class Node:
         finally:
             self._ticker.cancel()
             self._executor.actor.stop()
+            self._executor.stop_readers()
             await self._part()
         self.report.reason = over.reason
         if self._refusal is not None:
@@ -143,9 +151,8 @@ class Node:
     def _finished(self) -> None:
         worker = self._executor.worker
         cache = worker.cache if worker is not None else None
-        if worker is not None and worker.trouble:
-            self._note("replica", f"{worker.trouble}; asking for all of them")
-            worker.trouble = ""
+        for kind, text in worker.take_notes() if worker is not None else ():
+            self._note(kind, text)
         if cache is not None and cache.trouble and cache is not self._troubled:
             self._troubled = cache
             self._note("no cache", f"no more samples can be kept here: {cache.trouble}")
@@ -166,7 +173,8 @@ class Node:
                 case nd.Handle():
                     self._executor.execute(*effect.item)
                 case nd.SayReady() if self._executor.worker is not None:
-                    self._say_ready(self._executor.worker.parts, self._executor.worker.cache)
+                    if self._connection is not None:
+                        _say_ready(self._connection, self._executor.worker, self.origin.differing)
                     self._executor.become_idle()
                     self._note("joined", f"joined {self.report.run} as {self.report.name} on {self._device}")
                 case nd.SayBeat():
@@ -213,8 +221,7 @@ class Node:
             self._dispatch(nd.Lost(error.what))
         except W5xdeError as error:
             # The user's error, for example a file that is no certificate: trying again would not help.
-            self._refusal = error
-            self._dispatch(nd.Parted(error.what, finished=False))
+            self._refuse(error)
 
     def _admit(self, connection: Connection, message: Message, count: int) -> bool:
         self._executor.check_size(message, count)
@@ -234,8 +241,7 @@ class Node:
         if connection.fault:
             self._dial_error = JoinError(reason, code=connection.fault)
         if connection.fault == TOO_LARGE and self._core.has_joined:
-            self._refusal = JoinError(reason, code=TOO_LARGE, fix="use smaller batches, or a larger machine")
-            self._dispatch(nd.Parted(reason, finished=False))
+            self._refuse(JoinError(reason, code=TOO_LARGE, fix="use smaller batches, or a larger machine"))
         if not self._core.is_over and self._core.has_joined:
             self._note("lost", f"lost the coordinator ({reason}); trying again")
         self._dispatch(nd.Lost(reason))
@@ -243,18 +249,6 @@ class Node:
     def _say(self, message: Message) -> None:
         if self._connection is not None:
             self._connection.send(message)
-
-    def _say_ready(self, parts: NodeParts, cache: SampleCache | None) -> None:
-        connection, proof = self._connection, parts.proof
-        if connection is None:
-            return
-        proved = (proof.seconds, connection.reported_link) if proof is not None else (0.0, 0.0)
-        kept = (cache.id, cache.slots) if cache is not None else (b"", 0)
-        pieces = [proof.body if proof is not None else b"", cache.held() if cache is not None else b""]
-        columns = parts.columns
-        known = (columns.version, columns.digest) if columns is not None and columns.is_whole else (0, b"")
-        ready = Ready(parts.layout_digest, *proved, *kept, *known)
-        connection.send(ready, [piece for piece in pieces if piece])
 
     def _greet(self) -> None:
         shares = self._share is not None
@@ -281,13 +275,14 @@ class Node:
                     self._note("storage", f"what lets this node come back could not be kept: {trouble}")
                 self._welcome = msgspec.structs.replace(message, credential=b""), body
                 self.report.run, self.report.name = message.run, message.name
-                self._dispatch(nd.Welcomed())
+                self._welcomed(message)
             case Refuse() if self._pass.falls_back(message.code):
                 self._note("lost", "the coordinator does not know this node any more; trying the ticket")
             case Refuse():
-                self._refusal = JoinError(message.what, code=message.code, why=message.why, fix=message.fix)
-                self._dispatch(nd.Parted(message.what, finished=False))
+                self._refuse(JoinError(message.what, code=message.code, why=message.why, fix=message.fix))
             case Bye():
+                self._executor.note_counted(message.counted)
+                self.report.over = message.finished and not message.stopped
                 if not message.finished:
                     self._refusal = JoinError(
                         f"the coordinator turned this node out: {message.reason}", code="W5-112"
@@ -295,6 +290,15 @@ class Node:
                 self._dispatch(nd.Parted(message.reason, finished=message.finished))
 
     # --- checking ---------------------------------------------------------------------------------
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        try:
+            if news := self.origin.compare(welcome, self._device.type):
+                self._note("versions", news)
+        except JoinError as error:
+            self._refuse(error)
+        else:
+            self._dispatch(nd.Welcomed())
 
     def _check(self) -> tuple[NodeParts, SampleCache | None] | W5xdeError:
         if self._welcome is None:
@@ -331,11 +335,17 @@ class Node:
 
     def _checked(self, checked: tuple[NodeParts, SampleCache | None] | W5xdeError) -> None:
         if isinstance(checked, W5xdeError):
-            self._refusal = checked
-            self._dispatch(nd.Parted(checked.what, finished=False))
+            self._refuse(checked)
         else:
+            parts, _ = checked
+            self.model_load = parts.welcome.rules.threads, parts.trainer.blueprint.whole_bytes
             self._executor.begin(*checked, self._connection)
             self._dispatch(nd.Checked())
+
+    def _refuse(self, error: W5xdeError) -> None:
+        """This node cannot take part."""
+        self._refusal = error
+        self._dispatch(nd.Parted(error.what, finished=False))
 
     def _on_unexpected_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
@@ -345,3 +355,15 @@ class Node:
         what = f"this node cannot go on: {describe(error)}"
         self._refusal = error if isinstance(error, W5xdeError) else TrainingError(what, code="W5-302")
         self._dispatch(nd.Parted(str(error), finished=False))
+
+
+def _say_ready(connection: Connection, worker: NodeWorker, differing: dict[str, str]) -> None:
+    """Tell the coordinator that model and data match, with what the canary gave and what the cache holds."""
+    parts, cache = worker.parts, worker.cache
+    proof, columns = parts.proof, parts.columns
+    proved = (proof.seconds, connection.reported_link) if proof is not None else (0.0, 0.0)
+    kept = (cache.id, cache.slots) if cache is not None else (b"", 0)
+    pieces = [proof.body if proof is not None else b"", cache.held() if cache is not None else b""]
+    known = (columns.version, columns.digest) if columns is not None and columns.is_whole else (0, b"")
+    ready = Ready(parts.layout_digest, *proved, *kept, *known, versions=differing)
+    connection.send(ready, [piece for piece in pieces if piece])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from w5xde.callbacks.status import NodeReport
 from w5xde.learn.job.node_setup import NodeParts
 from w5xde.learn.model.buffers import Buffers
 from w5xde.learn.model.device import use_threads
@@ -16,12 +17,12 @@ from w5xde.messages import Answer, Difference, Message, Params, Update, Work
 from w5xde.protocol.wire import Body, Stream
 from w5xde.runtime.net.connection import Connection
 from w5xde.runtime.node.limits import Discard, NodeLimits
+from w5xde.runtime.node.readers import BatchReaders
 from w5xde.runtime.node.sample_cache import SampleCache
 from w5xde.runtime.node.worker import Computed, NodeWorker
 from w5xde.runtime.system.actor import Actor
 from w5xde.runtime.system.memory import available_bytes, keep_freed_memory
 from w5xde.runtime.telemetry.callback_runner import CallbackRunner
-from w5xde.runtime.telemetry.status import NodeReport
 
 # Work that takes longer than this is computed on the thread, so that the loop keeps beating; only work that
 # is clearly shorter returns to the loop, because one wait for a core does not make a process slow.
@@ -39,7 +40,9 @@ class WorkExecutor:
         failed: Callable[[BaseException], None],
         finished: Callable[[], None],
         is_cancelled: Callable[[int], bool],
+        loader_workers: int | None = None,
     ) -> None:
+        """`loader_workers`: how many processes read batches, if the node has data; None: the job says."""
         keep_freed_memory()
         self.actor = Actor("w5xde-trainer", failed, inline=False)
         self.worker: NodeWorker | None = None
@@ -47,19 +50,25 @@ class WorkExecutor:
         self._callbacks = callbacks
         self._finished = finished
         self._is_cancelled = is_cancelled
+        self._loader_workers = loader_workers
         self._loop = asyncio.get_running_loop()
         self._buffers = Buffers()
         # Both belong to a connection on which the model was checked.
         self._connection: Connection | None = None
         self._limits: NodeLimits | None = None
         self._idle_since = 0.0
+        # Batches of earlier connections that counted.
+        self._counted_before = 0
         # Seconds of transfer on this connection that were reported to the coordinator.
         self._network_seconds_told = 0.0
 
     def begin(self, parts: NodeParts, cache: SampleCache | None, connection: Connection | None) -> None:
         """The model is checked: accept work on this connection, if it is still open."""
         if self.worker is None or self.worker.parts is not parts:
+            self.stop_readers()
             self.worker = NodeWorker(parts, self._loop.time, self._is_cancelled)
+            descriptor = connection.descriptor if connection is not None else None
+            self.worker.readers = BatchReaders.start(parts.source, self._loader_workers, descriptor)
         self.worker.cache = cache
         use_threads(parts.welcome.rules.threads)
         if connection is not None:
@@ -69,12 +78,22 @@ class WorkExecutor:
             self._connection, connection.limits = connection, self._limits.frame
             self._network_seconds_told = 0.0
 
+    def note_counted(self, batches: int) -> None:
+        """So many batches that were computed on this connection are in steps of the model."""
+        self._report.counted = self._counted_before + batches
+
+    def stop_readers(self) -> None:
+        """End the processes that read batches."""
+        if self.worker is not None and self.worker.readers is not None:
+            self.worker.readers.close()
+
     def become_idle(self) -> None:
         """Count the time from now on as waiting for work."""
         self._idle_since = self._loop.time()
 
     def disconnect(self) -> None:
         self._connection = self._limits = None
+        self._counted_before = self._report.counted
 
     # --- receiving --------------------------------------------------------------------------------
 
@@ -97,7 +116,14 @@ class WorkExecutor:
 
         Returns None if the model was not checked on this connection: then the message must be ignored.
         """
-        return self._limits.take(message, body) if self._limits is not None else None
+        if self._limits is None:
+            return None
+        if isinstance(message, Work):
+            self.note_counted(message.counted)
+        kept = self._limits.take(message, body)
+        if isinstance(message, Work) and self.worker is not None:
+            self.worker.read_ahead(message, kept)
+        return kept
 
     # --- executing --------------------------------------------------------------------------------
 
@@ -153,6 +179,7 @@ class WorkExecutor:
             computed.stored,
             computed.squares,
             computed.differs,
+            computed.weights,
         )
         connection.send(update, computed.pieces, lambda: worker.recycle(computed))
 
@@ -163,10 +190,14 @@ class WorkExecutor:
             self.actor.inline = seconds < (INLINE_WORK_SECONDS if self.actor.inline else INLINE_AGAIN_SECONDS)
         report.seconds_busy += seconds
         report.seconds_waiting += waited
-        for loan, answer in zip(work.loans, computed.answers, strict=True):
-            if _is_computed(answer):
+        for number, (loan, answer) in enumerate(zip(work.loans, computed.answers, strict=True)):
+            # What is only measured trains nothing.
+            if _is_computed(answer) and not loan.validates:
                 report.batches += len(loan.batches)
-                loss = report.loss = answer.loss_sum / sum(batch.samples for batch in loan.batches)
+                counted = sum(batch.samples for batch in loan.batches)
+                # A mean of batches that weigh nothing is 0.
+                over = (computed.weights[number] or 1.0) if computed.weights else counted
+                loss = report.loss = answer.loss_sum / over
                 self._callbacks.worked(report, len(loan.batches), loss)
 
 

@@ -1,11 +1,11 @@
 """The fork server: a process that has loaded torch and the job, and forks local nodes on request.
 
-    owner (the coordinator)  ── socket pair ──  guard  ── forks ──▶  fork server  ── forks ──▶  nodes
+    owner (coordinator or crew)  ── socket pair ──  guard  ── forks ──▶  fork server  ── forks ──▶  nodes
 
 The guard is forked before its owner has sockets, so nodes share the memory of everything that is loaded and
 start in milliseconds. It only waits for the fork server and forks another one if that dies. All of them end
-when their owner does. A request carries the descriptors of the memory that the owner shares with the node.
-Decides nothing: the owner says which node is started when.
+when their owner does. A request carries descriptors of what the owner shares with the node. Decides nothing:
+the owner says which node is started when, and gives the main function of a node's process.
 """
 
 from __future__ import annotations
@@ -26,16 +26,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-import msgspec
-
 from w5xde.config import Settings
-from w5xde.errors import UsageError, W5xdeError
+from w5xde.errors import UsageError
 from w5xde.learn.job.job import Job
-from w5xde.runtime.admission.node_pass import NodePass
-from w5xde.runtime.node.body import Node
-from w5xde.runtime.node.exit_status import exit_status
-from w5xde.runtime.system.shared_memory import NodeRegions
-from w5xde.ticket import Ticket, parse
+from w5xde.ticket import Ticket
 
 # How long nodes may take to end after their owner has ended.
 GRACE_SECONDS = 5.0
@@ -43,8 +37,6 @@ GRACE_SECONDS = 5.0
 CLOSE_SECONDS = GRACE_SECONDS + 2.0
 # The same when the nodes are killed: part of the three seconds in which a second Ctrl-C ends the program.
 CLOSE_NOW_SECONDS = 0.5
-# How long a new node looks for a coordinator that is just about to listen.
-START_SECONDS = 10.0
 # How often the fork server looks for nodes that have ended.
 REAP_SECONDS = 0.1
 # A fork server that dies this often in one run is killed by something that will not stop.
@@ -58,10 +50,28 @@ STOP = "stop"
 Report = Callable[[str, str, int], None]
 
 
+@dataclass(slots=True)
+class Request:
+    """Start this node on this device, or stop. The descriptors are for the node's process alone."""
+
+    name: str
+    device: str = ""
+    ticket: str = ""
+    descriptors: list[int] = field(default_factory=list)
+
+    def drop(self) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+# The main function of a node's process.
+NodeMain = Callable[[Job, Settings, Request], None]
+
+
 class ForkServer:
     """The owner's side: sends requests, hands on reports."""
 
-    def __init__(self, job: Job, settings: Settings) -> None:
+    def __init__(self, job: Job, settings: Settings, run_node: NodeMain) -> None:
         if not hasattr(os, "fork"):
             raise UsageError(
                 "this system cannot fork, so it cannot start nodes of its own",
@@ -82,16 +92,13 @@ class ForkServer:
             pid = os.fork()
             if pid == 0:
                 self._socket.close()
-                _run_and_exit(lambda: _guard(requests, job, settings))
+                _run_and_exit(lambda: _guard(requests, lambda request: run_node(job, settings, request)))
             return pid
 
-        if settings.threads > 1:
-            # OpenMP's threads belong to the thread that computed with them. A fork copies only the calling
-            # thread; if that had computed, the child would wait for ever for threads that it does not have.
-            with ThreadPoolExecutor(max_workers=1) as fresh_thread:
-                self._guard_pid = fresh_thread.submit(fork).result()
-        else:
-            self._guard_pid = fork()
+        # OpenMP's threads belong to the thread that computed with them. A fork copies only the calling
+        # thread; if that had computed, the child would wait for ever for threads that it does not have.
+        with ThreadPoolExecutor(max_workers=1) as fresh_thread:
+            self._guard_pid = fresh_thread.submit(fork).result()
         requests.close()
 
     def watch(self, report: Report) -> None:
@@ -100,13 +107,13 @@ class ForkServer:
         self._socket.setblocking(False)
         asyncio.get_running_loop().add_reader(self._socket, self._read)
 
-    def start(self, name: str, ticket: Ticket, descriptors: Sequence[int] = ()) -> None:
+    def start(self, name: str, device: str, ticket: Ticket, descriptors: Sequence[int] = ()) -> None:
         """Request a node. Callers have few requests open at a time, so the socket always has room.
 
         The node gets copies of the descriptors.
         """
         # The socket belongs to these processes alone; arguments or environment would show the secret.
-        _send(self._socket, f"{name} {len(descriptors)} {ticket.to_text()}", descriptors)
+        _send(self._socket, f"{name} {device} {len(descriptors)} {ticket.to_text()}", descriptors)
 
     def _read(self) -> None:
         data = _receive(self._socket)
@@ -162,31 +169,19 @@ def _run_and_exit(work: Callable[[], None]) -> None:
         os._exit(status)
 
 
-def _guard(requests: socket.socket, job: Job, settings: Settings) -> None:
+def _guard(requests: socket.socket, run_node: Callable[[Request], None]) -> None:
     """Fork a fork server, and another one each time it dies before its owner closes the socket."""
     # Ctrl-C reaches the whole process group, and only the owner decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # What nodes print must not mix with the results on stdout.
     os.dup2(2, 1)
     for _ in range(FORK_SERVERS_MAX):
         pid = os.fork()
         if pid == 0:
-            _run_and_exit(lambda: _serve(requests, job, settings))
+            _run_and_exit(lambda: _serve(requests, run_node))
         if os.waitpid(pid, 0)[1] == 0:
             return
-
-
-@dataclass(slots=True)
-class _Request:
-    """Start the node of this name, or stop; the descriptors are for the node's process alone."""
-
-    name: str
-    ticket: str = ""
-    descriptors: list[int] = field(default_factory=list)
-
-    def drop(self) -> None:
-        for descriptor in self.descriptors:
-            os.close(descriptor)
 
 
 class _Requests:
@@ -197,7 +192,7 @@ class _Requests:
         self._text = b""
         self._descriptors: deque[int] = deque()
 
-    def read(self) -> deque[_Request] | None:
+    def read(self) -> deque[Request] | None:
         """The requests that have arrived; None if the owner has ended."""
         try:
             data, received, _, _ = socket.recv_fds(self._socket, 65536, DESCRIPTORS_MAX)
@@ -207,12 +202,12 @@ class _Requests:
         *lines, self._text = (self._text + data).split(b"\n")
         return deque(self._parse(line.decode()) for line in lines) if data else None
 
-    def _parse(self, line: str) -> _Request:
+    def _parse(self, line: str) -> Request:
         name, *rest = line.split(" ")
         if not rest:
-            return _Request(name)
-        count, ticket = rest
-        return _Request(name, ticket, [self._descriptors.popleft() for _ in range(int(count))])
+            return Request(name)
+        device, count, ticket = rest
+        return Request(name, device, ticket, [self._descriptors.popleft() for _ in range(int(count))])
 
     def close(self) -> None:
         """In a node's process: neither requests nor what they carry concern it."""
@@ -221,7 +216,7 @@ class _Requests:
             os.close(descriptor)
 
 
-def _serve(requests: socket.socket, job: Job, settings: Settings) -> None:
+def _serve(requests: socket.socket, run_node: Callable[[Request], None]) -> None:
     nodes: dict[int, str] = {}
     _discard(requests)
     _send(requests, f"serving - {os.getpid()}")
@@ -237,7 +232,7 @@ def _serve(requests: socket.socket, job: Job, settings: Settings) -> None:
                 is_stopped = is_stopped or request.name == STOP
                 # The owner repeats requests of which it does not know whether this server has them.
                 if not is_stopped and request.name not in nodes.values():
-                    run = partial(_run_requested, reader, asked, job, request, settings)
+                    run = partial(_run_requested, reader, asked, request, run_node)
                     _send(requests, _start(nodes, request.name, run))
                 request.drop()
         for name, status in _reap(nodes):
@@ -300,49 +295,10 @@ def _discard(requests: socket.socket) -> None:
 
 
 def _run_requested(
-    reader: _Requests, others: Iterable[_Request], job: Job, request: _Request, settings: Settings
+    reader: _Requests, others: Iterable[Request], request: Request, run_node: Callable[[Request], None]
 ) -> None:
     """In a node's process: close what is not for it, then run the node."""
     reader.close()
     for other in others:
         other.drop()
-    _run_node(job, request.name, request.ticket, settings, request.descriptors)
-
-
-def _run_node(job: Job, name: str, ticket: str, settings: Settings, descriptors: Sequence[int]) -> None:
-    """The main function of a node's process; its exit status says what went wrong."""
-    server = os.getppid()
-    _yield_to_coordinator()
-    own = msgspec.structs.replace(settings, node_name=name, wait=START_SECONDS)
-    share = None
-    # Without it the node sends and receives everything by its socket.
-    with contextlib.suppress(OSError):
-        share = NodeRegions(descriptors) if descriptors else None
-    node = Node(job, NodePass(parse(ticket), keeps=False), own, share=share)
-    try:
-        asyncio.run(_until_orphaned(node, server))
-    except W5xdeError as error:
-        if settings.log != "silent" and os.getppid() == server:
-            print(f"{name}: {error.lines()[0]}", file=sys.stderr, flush=True)
-        os._exit(exit_status(error))
-
-
-def _yield_to_coordinator() -> None:
-    """Keep a node that wakes up from preempting the coordinator, for which all other nodes wait.
-
-    Measured on two cores: otherwise a third of the coordinator's time passes inside `send`.
-    """
-    if hasattr(os, "SCHED_BATCH"):
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
-async def _until_orphaned(node: Node, server: int) -> None:
-    """Run a node until it ends or its fork server does: the next fork server starts nodes of its own."""
-    running = asyncio.ensure_future(node.run())
-    while not running.done():
-        await asyncio.wait([running], timeout=1.0)
-        if os.getppid() != server:
-            running.cancel()
-            return
-    running.result()
+    run_node(request)

@@ -13,7 +13,7 @@ from w5xde.errors import RemoteProtocolError
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.model.layout import Blueprint
 from w5xde.learn.rounds.columns import Columns
-from w5xde.message_types import CANARY_BODY_BYTES_MAX, ENTRIES_MAX
+from w5xde.message_types import CANARY_BODY_BYTES_MAX, CODE_BYTES_MAX, ENTRIES_MAX
 from w5xde.messages import Difference, Loan, Message, Params, Work
 from w5xde.protocol.wire import Body, Limits
 from w5xde.specs.round_lengths import ROUND_STEPS_MAX
@@ -28,6 +28,8 @@ WELCOME_LIMITS = Limits(
     words="welcome",
     values_max=WELCOME_VALUES_PER_ENTRY * ENTRIES_MAX,
 )
+# An Offer names at most CODE_FILES_MAX files and PACKAGES_MAX modules and packages: less than half of this.
+OFFER_LIMITS = Limits(meta_bytes_max=128 * 1024, body_bytes_max=CODE_BYTES_MAX, words="offer")
 # The batches of one message may take this part of the free memory, and those that wait twice as much; on any
 # machine at least WORK_BYTES_LEAST. More would only fail later, while computing.
 MEMORY_PART = 0.5
@@ -132,7 +134,10 @@ class NodeLimits:
             self._waiting_bytes = max(0, self._waiting_bytes - body_bytes)
 
     def _makes_sense(self, work: Work) -> bool:
-        if self._columns is None:
+        validates = {loan.validates for loan in work.loans}
+        if True in validates and (False in validates or any(loan.apart for loan in work.loans)):
+            return False
+        if self._columns is None or True in validates:
             return work.rates is None and all(map(_is_possible, work.loans))
         rates, groups = work.rates, self._columns.groups
         if rates is None or not all(_is_column(loan, len(rates.of_steps)) for loan in work.loans):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from w5xde.errors import RemoteProtocolError
+from w5xde.learn.data.batch_types import NO_TYPES, BatchTypes
 from w5xde.learn.data.payload import unpack
 from w5xde.learn.data.samples import (
     ByteRows,
@@ -22,8 +23,8 @@ from w5xde.learn.data.samples import (
     hashes_of,
     listed_numbers,
 )
-from w5xde.message_types import MISSING_BYTES_MAX
-from w5xde.messages import Batch, Loan, Rules, SampleList
+from w5xde.message_types import MISSING_BYTES_MAX, SampleList
+from w5xde.messages import Batch, Loan, Rules
 from w5xde.protocol.wire import Body
 from w5xde.runtime.node.sample_cache import SampleCache
 
@@ -33,8 +34,9 @@ _NOTHING: ByteRows = np.empty((0, 0), np.uint8)
 class ListedBatches:
     """Puts the listed batches of one Work together."""
 
-    def __init__(self, cache: SampleCache, rules: Rules, body: Body) -> None:
+    def __init__(self, cache: SampleCache, rules: Rules, body: Body, types: BatchTypes = NO_TYPES) -> None:
         self._cache = cache
+        self._types = types
         self._rules = rules
         self._body = body
         self._missing: dict[int, Choice] = {}
@@ -72,7 +74,7 @@ class ListedBatches:
             self._cache.discard(numbers[missing])
             self._missing[batch.index] = missing
             return None
-        return unpack(batch.item, form.join(rows))
+        return unpack(batch.item, form.join(rows), types=self._types)
 
     def take_missing(self, loan: Loan) -> bytes:
         """Of a loan whose batches were read: a bit for each sample that is missing; empty if none is."""

@@ -19,20 +19,22 @@ from w5xde.errors import RemoteProtocolError, W5xdeError
 from w5xde.learn.codecs.pipeline import parse
 from w5xde.learn.codecs.sender import CodecSender, is_never_encoded
 from w5xde.learn.data.payload import Unpacker
+from w5xde.learn.data.sources import Key, MapSource
 from w5xde.learn.job.job import BatchFailed
 from w5xde.learn.job.node_setup import NodeParts
 from w5xde.learn.model.layout import Vector
 from w5xde.learn.rounds.columns import Columns
 from w5xde.learn.step.local_steps import StepsCancelled
-from w5xde.learn.train.trainer import Task
-from w5xde.messages import Answer, Difference, Loan, Params, StepRates, Work
+from w5xde.learn.train.trainer import Outcome, Task, alone_tasks
+from w5xde.learn.train.validation_set import read_batch
+from w5xde.message_types import StepRates
+from w5xde.messages import Answer, Batch, Difference, Loan, Params, Work
 from w5xde.protocol.wire import Body
 from w5xde.runtime.node.limits import DISCARDED
 from w5xde.runtime.node.listed_batches import ListedBatches
+from w5xde.runtime.node.readers import BatchReaders
 from w5xde.runtime.node.sample_cache import SampleCache
-from w5xde.tree import Span, batch_seed
-
-_ALONE = Span(0, 1)
+from w5xde.tree import Span
 
 
 @dataclass(slots=True)
@@ -43,6 +45,8 @@ class Computed:
     pieces: list[memoryview] = field(default_factory=list)
     # The squared norm of each batch's gradient, if the Work wants them and all of it was computed.
     squares: list[float] = field(default_factory=list)
+    # What the batches of each answer weigh, if the job weighs batches.
+    weights: list[float] = field(default_factory=list)
     # The vectors that `pieces` are views of: they may be used again once the pieces are sent.
     lent: list[Vector] = field(default_factory=list)
     compute_seconds: float = 0.0
@@ -70,6 +74,8 @@ class NodeWorker:
         self.parts = parts
         # Where this node keeps samples, if it does.
         self.cache: SampleCache | None = None
+        # Processes that read batches, if this node has its own data and such processes.
+        self.readers: BatchReaders | None = None
         self._clock = clock
         self._is_cancelled = is_cancelled
         self._blueprint = parts.trainer.blueprint
@@ -91,6 +97,17 @@ class NodeWorker:
     def take_codec_seconds(self) -> float:
         seconds, self._codec_seconds = self._codec_seconds, 0.0
         return seconds
+
+    def take_notes(self) -> list[tuple[str, str]]:
+        """What the user of this node should know by now: (kind, sentence) each."""
+        found = []
+        if self.trouble:
+            found.append(("replica", f"{self.trouble}; asking for all of them"))
+            self.trouble = ""
+        if self.readers is not None and self.readers.trouble:
+            found.append(("reading", self.readers.trouble))
+            self.readers = None
+        return found
 
     def place(self, params: Params, count: int) -> Body | None:
         """Return the model's own memory for parameters to be received into; nothing may be computing."""
@@ -137,6 +154,29 @@ class NodeWorker:
         self._codec_seconds += self._clock() - begun
         self.parts.trainer.load(raw, whole=params.whole, in_place=memory is not None)
 
+    def read_ahead(self, work: Work, body: Body) -> None:
+        """Let the batches of work that waits be read, if processes of this node do that."""
+        if self.readers is None or body is DISCARDED:
+            return
+        unpacker = Unpacker(body)
+        for loan in work.loans:
+            for batch in () if loan.validates else loan.batches:
+                try:
+                    chosen = self._own_samples(batch, unpacker, self.parts.source)
+                    self.readers.ask((loan.epoch, batch.index), chosen)
+                except W5xdeError:
+                    return  # `compute` says why
+
+    @staticmethod
+    def _own_samples(batch: Batch, unpacker: Unpacker, source: MapSource | None) -> torch.Tensor:
+        """The numbers of a batch's samples in the node's own data."""
+        count, value = batch.samples, unpacker.unpack(batch.item, batch.at)
+        samples = source.samples if source is not None else 0
+        is_list = isinstance(value, torch.Tensor) and value.dtype == torch.int64 and value.shape == (count,)
+        if not is_list or int(value.min()) < 0 or int(value.max()) >= samples:
+            raise RemoteProtocolError(f"a batch that does not name {count} of our samples", code="W5-120")
+        return torch.as_tensor(value)
+
     def compute(self, work: Work, body: Body) -> Computed:
         """Compute every loan that is still needed; drop all if their batches were too large to hold."""
         if 0 < work.link < math.inf:
@@ -146,29 +186,43 @@ class NodeWorker:
         columns = self.parts.columns
         if columns is not None and columns.version != work.version:
             return Computed([Answer(loan.lease, dropped=True) for loan in work.loans], differs=True)
+        try:
+            self.parts.trainer.take_call(work.call)
+        except RemoteProtocolError as error:
+            return Computed([Answer(loan.lease, failure=error.what) for loan in work.loans])
         done = Computed()
         begun, on_core = self._clock(), time.process_time()
-        unpacker, cache = Unpacker(body), self.cache
-        listed = ListedBatches(cache, self.parts.welcome.rules, body) if cache is not None else None
+        types, rules, cache = self.parts.trainer.types, self.parts.welcome.rules, self.cache
+        unpacker = Unpacker(body, types)
+        listed = ListedBatches(cache, rules, body, types) if cache is not None else None
         makes_steps = columns is not None
         tasks = [self._tasks(loan, unpacker, listed, measures=work.measures) for loan in work.loans]
         done.stored = listed is not None and listed.stored
         # Local steps change the parameters after each batch: none of these can be computed ahead.
         ahead: list[Task] = []
         for loan, some in zip(work.loans, tasks, strict=True):
-            ahead += some if isinstance(some, list) and not (loan.apart or makes_steps) else []
+            is_alone = loan.apart or makes_steps or loan.validates
+            ahead += some if isinstance(some, list) and not is_alone else []
         self.parts.trainer.compute_together(ahead)
         ahead_seconds = (self._clock() - begun) / max(1, len(tasks))
         for loan, some in zip(work.loans, tasks, strict=True):
             begun = self._clock()
-            answer, vector = self._compute(loan, some, work.rates, begun - ahead_seconds, done.squares)
+            answer, outcome = self._compute(loan, some, work.rates, begun - ahead_seconds)
             done.compute_seconds += answer.seconds
+            vector = None if outcome is None else outcome.vector
+            if outcome is not None:
+                done.squares += outcome.squares
+            if rules.weight_unit:
+                done.weights.append((outcome.weight or 0.0) if outcome is not None else 0.0)
             if vector is not None and (self._sender is None or loan.apart):
                 done.lent.append(vector)
                 done.pieces.append(vector.memory)
             elif vector is not None and self._sender is not None:
                 answer = self._pack(self._sender, answer, vector, done, begun)
             done.answers.append(answer)
+        if self.readers is not None:
+            trained = [loan for loan in work.loans if not loan.validates]
+            self.readers.forget([(loan.epoch, batch.index) for loan in trained for batch in loan.batches])
         if len(done.squares) != sum(len(loan.batches) for loan in work.loans):
             done.squares.clear()  # a loan failed, or was dropped
         done.core_seconds = time.process_time() - on_core
@@ -188,19 +242,19 @@ class NodeWorker:
         self, loan: Loan, unpacker: Unpacker, listed: ListedBatches | None, *, measures: bool
     ) -> list[Task] | W5xdeError | SamplesMissing:
         """Return the task of a loan, or one for each batch if it is `apart`; or why there is none."""
-        source = self.parts.source
+        parts = self.parts
+        source = parts.validation if loan.validates else parts.source
         try:
             batches = []
             for batch in loan.batches:
                 value: Any
-                if batch.listed is None:
+                if source is not None:
+                    chosen = self._own_samples(batch, unpacker, source)
+                    value = self._read(source, loan, batch.index, chosen)
+                elif batch.listed is None:
                     value = unpacker.unpack(batch.item, batch.at)
                 else:
                     value = _require(listed).read(batch, batch.listed)
-                if source is not None:
-                    seed = batch_seed(self.parts.welcome.rules.seed, loan.epoch, batch.index)
-                    _require_indices(value, batch.samples, source.samples)
-                    value = source.read_indices(value, seed)
                 batches.append((batch.index, batch.samples, value))
         except W5xdeError as error:
             if listed is not None:
@@ -208,10 +262,17 @@ class NodeWorker:
             return error
         if listed is not None and (missing := listed.take_missing(loan)):
             return SamplesMissing(missing)
-        if loan.apart or self.parts.columns is not None:
-            return [Task(loan.epoch, _ALONE, 1, each[1], [each]) for each in batches]
+        if loan.apart or (parts.columns is not None and not loan.validates):
+            return alone_tasks(loan.epoch, loan.step, batches)
         span = Span(loan.start, loan.stop)
-        return [Task(loan.epoch, span, loan.count, loan.samples, batches, measures)]
+        return [Task(loan.epoch, span, loan.count, loan.samples, batches, measures, loan.step)]
+
+    def _read(self, source: MapSource, loan: Loan, number: int, indices: torch.Tensor) -> Any:
+        if loan.validates:
+            return read_batch(source, indices, number)
+        key: Key = (loan.epoch, number)
+        readers = self.readers
+        return readers.take(key, indices) if readers is not None else source.read_indices(indices, *key)
 
     def _compute(
         self,
@@ -219,9 +280,8 @@ class NodeWorker:
         tasks: list[Task] | W5xdeError | SamplesMissing,
         rates: StepRates | None,
         begun: float,
-        squares: list[float],
-    ) -> tuple[Answer, Vector | None]:
-        """The answer to a loan and its vector; adds the squared norms of its batches, if they are wanted."""
+    ) -> tuple[Answer, Outcome | None]:
+        """The answer to a loan, and what was computed for it."""
         if isinstance(tasks, SamplesMissing):
             return Answer(loan.lease, dropped=True, missing=tasks.bits), None
         if self._is_cancelled(loan.lease):
@@ -229,6 +289,8 @@ class NodeWorker:
         try:
             if isinstance(tasks, W5xdeError):
                 raise tasks
+            if loan.validates:
+                return self._measure(loan, tasks[0], begun), None
             if rates is not None:
                 columns, lease = _require_columns(self.parts.columns), loan.lease
                 outcome = columns.compute(tasks, rates, lambda: self._is_cancelled(lease))
@@ -241,8 +303,16 @@ class NodeWorker:
         except (BatchFailed, W5xdeError) as error:
             return Answer(loan.lease, seconds=self._clock() - begun, failure=str(error)[:2000]), None
         seconds = self._clock() - begun
-        squares += outcome.squares
-        return Answer(loan.lease, outcome.loss_sum, seconds, outcome.absent), outcome.vector
+        return Answer(loan.lease, outcome.loss_sum, seconds, outcome.absent), outcome
+
+    def _measure(self, loan: Loan, task: Task, begun: float) -> Answer:
+        """What the job measures in each batch of a validation. Raises BatchFailed."""
+        rows = []
+        for number, _, value in task.batches:
+            if self._is_cancelled(loan.lease):
+                return Answer(loan.lease, seconds=self._clock() - begun, dropped=True)
+            rows.append(self.parts.trainer.measure(value, number))
+        return Answer(loan.lease, seconds=self._clock() - begun, metrics=rows)
 
     def _pack(
         self, sender: CodecSender, answer: Answer, vector: Vector, done: Computed, now: float
@@ -274,10 +344,3 @@ def _require(listed: ListedBatches | None) -> ListedBatches:
     if listed is None:
         raise RemoteProtocolError("a list of samples, and this node keeps none", code="W5-120")
     return listed
-
-
-def _require_indices(value: Any, count: int, samples: int) -> None:
-    """Raise unless the value names this many samples of the node's own data."""
-    is_list = isinstance(value, torch.Tensor) and value.dtype == torch.int64 and value.shape == (count,)
-    if not is_list or int(value.min()) < 0 or int(value.max()) >= samples:
-        raise RemoteProtocolError(f"a batch that does not name {count} of our samples", code="W5-120")

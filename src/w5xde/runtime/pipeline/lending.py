@@ -11,12 +11,13 @@ from collections.abc import Callable
 from w5xde.control import events as ev
 from w5xde.control.steps.leases import Lease
 from w5xde.control.view import CoreView
-from w5xde.learn.data.payload import Packed
+from w5xde.learn.data.payload import Packed, ReadBatch, UnreadableBatch
 from w5xde.learn.data.sources import Key
 from w5xde.learn.rounds.replica import Replica
-from w5xde.messages import Batch, Cancel, Loan, SampleList, StepRates, Work
+from w5xde.message_types import Call, SampleList, StepRates
+from w5xde.messages import Batch, Cancel, Loan, Work
 from w5xde.runtime.pipeline.peer import NOTHING_SENT, Peer, SentParams, SentWork
-from w5xde.runtime.pipeline.ports import ParameterFrame, Ports, Snapshot
+from w5xde.runtime.pipeline.ports import Batches, ParameterFrame, Ports, SentLease, Snapshot
 from w5xde.runtime.telemetry.meters import Meters
 
 PackedBatches = dict[Key, Packed]
@@ -43,22 +44,50 @@ class Lending:
             return
         self._to_verify.update(effect.verify)
         keys = self._keys_to_read(peer, leases)
-        found: PackedBatches = self._ports.batches.at_once(keys) or {}
-        if len(found) == len(keys):
-            self._send_parameters(peer, leases, found)
+        batches = self._batches_of(leases)
+        at_once: PackedBatches = batches.at_once(keys) or {}
+        if len(at_once) == len(keys):
+            self._send_parameters(peer, leases, at_once)
             return
+        found: dict[Key, ReadBatch] = {}
 
-        def arrived(key: Key, packed: Packed) -> None:
-            found[key] = packed
+        def arrived(key: Key, read: ReadBatch) -> None:
+            found[key] = read
             if len(found) == len(keys):
-                self._send_parameters(peer, leases, found)
+                self._send_readable(peer, leases, found)
 
         for key in keys:
-            self._ports.batches.get(key, lambda packed, key=key: arrived(key, packed))  # type: ignore[misc]
+            batches.get(key, lambda read, key=key: arrived(key, read))  # type: ignore[misc]
+
+    def _batches_of(self, leases: list[Lease]) -> Batches:
+        """What hands out the batches of leases that are sent together: of steps, or of a validation."""
+        validation = self._ports.validation
+        return validation.batches if validation is not None and _validates(leases) else self._ports.batches
+
+    def _send_readable(self, peer: Peer, leases: list[Lease], found: dict[Key, ReadBatch]) -> None:
+        """Send those of the leases whose batches could all be read; the core hears of the others."""
+        packed = {key: read for key, read in found.items() if isinstance(read, Packed)}
+        if len(packed) == len(found):
+            self._send_parameters(peer, leases, packed)
+            return
+        bad = {key: read.reason for key, read in found.items() if isinstance(read, UnreadableBatch)}
+        readable, unreadable = [], []
+        for lease in leases:
+            reasons = {key[1]: bad[key] for key in lease.step.keys_of(lease.span) if key in bad}
+            if reasons:
+                unreadable.append(ev.Unreadable(peer.name, lease.id, reasons))
+            else:
+                readable.append(lease)
+        if readable:
+            self._send_parameters(peer, readable, packed)
+        # Last: the core may lend at once.
+        self._to_verify.difference_update(event.lease for event in unreadable)
+        for event in unreadable:
+            self._dispatch(event)
 
     def _keys_to_read(self, peer: Peer, leases: list[Lease]) -> list[Key]:
         """The batches of these leases, without those whose samples the peer is known to keep."""
-        samples = self._ports.samples
+        samples = None if _validates(leases) else self._ports.samples
         return [
             key
             for lease in leases
@@ -86,6 +115,10 @@ class Lending:
 
     def _send_parameters(self, peer: Peer, leases: list[Lease], found: PackedBatches) -> None:
         tasks, parameters = self._ports.tasks, self._ports.model.parameters
+
+        def rates_now() -> StepRates | None:
+            return None if _validates(leases) else parameters.rates(leases[0].step.steps)
+
         is_chosen = not self._to_verify.isdisjoint(lease.id for lease in leases)
         # While the batches were read, the step that was to make the version may have been rolled back.
         version, ahead = min(leases[0].version, self._view.version), leases[0].ahead
@@ -99,7 +132,7 @@ class Lending:
                     self._send_work(peer, leases, found, rates)
 
             # The work waits its turn all the same, so that it never overtakes its parameters.
-            tasks.call(lambda: parameters.rates(leases[0].step.steps), send_alone)
+            tasks.call(rates_now, send_alone)
             return
         whole = asked.version < 0
         peer.params_asked = SentParams(max(asked.version, version), ahead)
@@ -108,7 +141,7 @@ class Lending:
             # An answer is verified on the very parameters that the node has.
             kept = parameters.kept_copy(ahead) if is_chosen else None
             known, snapshot = peer.params, parameters.get(peer, whole=whole, ahead=ahead)
-            return known, snapshot, kept, parameters.rates(leases[0].step.steps)
+            return known, snapshot, kept, rates_now()
 
         def send(made: tuple[SentParams, Snapshot, Replica | None, StepRates | None]) -> None:
             known, snapshot, kept, rates = made
@@ -161,10 +194,13 @@ class Lending:
     def _send_wanted(
         self, peer: Peer, wanted: list[Lease], found: PackedBatches, rates: StepRates | None
     ) -> None:
-        samples = self._ports.samples if peer.samples is not None else None
+        validates = _validates(wanted)
+        samples = self._ports.samples if peer.samples is not None and not validates else None
+        plan = self._view.plan
         pieces: list[memoryview] = []
         loans = []
         listed: dict[int, list[tuple[int, SampleList | None]]] = {}
+        call: Call | None = None
         at = 0
         for lease in wanted:
             step, keys = lease.step, lease.step.keys_of(lease.span)
@@ -173,19 +209,29 @@ class Lending:
                 packed = samples.as_sent(peer, key, found.get(key)) if samples is not None else found[key]
                 batches.append(Batch(key[1], packed.samples, at, packed.item, packed.listed))
                 pieces += packed.pieces
+                call = packed.call
                 at += packed.body_bytes
+            number = lease.version if validates else plan.number_of(step)
             if lease.id in self._to_verify:
-                self._ports.verifier.sent(peer.params, lease, [found[key] for key in keys], rates)
-            place = (step.epoch, *lease.span, step.count, step.samples)
-            loans.append(Loan(lease.id, *place, batches, step.apart))
+                sent = SentLease(number, [found[key] for key in keys], rates)
+                self._ports.verifier.sent(peer.params, lease, sent)
+            place = (max(0, step.epoch), *lease.span, step.count, step.samples)
+            loans.append(Loan(lease.id, *place, batches, step.apart, number, validates))
             if samples is not None:
                 listed[lease.id] = [(batch.samples, batch.listed) for batch in batches]
         batch_count = sum([lease.batches for lease in wanted])
         self._ports.peers.allow_vectors(peer, len(wanted))
         leases = [lease.id for lease in wanted]
-        peer.works.append(SentWork(leases, batch_count, self._ports.clock(), listed))
-        measures = any(self._meters.noise.wants(lease.step) for lease in wanted)
+        peer.works.append(SentWork(leases, batch_count, self._ports.clock(), listed, validates))
+        measures = not validates and any(self._meters.noise.wants(lease.step) for lease in wanted)
         before = peer.connection.bytes_sent
-        work = Work(peer.params.version, loans, peer.connection.reported_link, measures, rates)
+        link = peer.connection.reported_link
+        work = Work(peer.params.version, loans, link, measures, rates, peer.counted, call)
         peer.connection.send(work, pieces)
-        self._meters.sent_data(loans[0].epoch, peer.connection.bytes_sent - before)
+        if not validates:
+            self._meters.sent_data(loans[0].epoch, peer.connection.bytes_sent - before)
+
+
+def _validates(leases: list[Lease]) -> bool:
+    """Whether leases that are sent together are of a validation: all of them are, or none."""
+    return leases[0].step.validates

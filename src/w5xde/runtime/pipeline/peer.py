@@ -12,11 +12,13 @@ from w5xde.control.codec_choice import CodecChoice
 from w5xde.control.pool.patience import Patience, Signs
 from w5xde.learn.codecs.sender import CodecSender
 from w5xde.learn.data.samples import SampleSet
-from w5xde.messages import Message, Ready, SampleList, Update
+from w5xde.message_types import SampleList
+from w5xde.messages import Message, Ready, Update
 from w5xde.protocol.session import Session
 from w5xde.protocol.wire import Limits
 from w5xde.runtime.net.connection import SharedMemory
 from w5xde.runtime.net.listener import Candidate
+from w5xde.runtime.telemetry.meters import NodeMeter
 
 
 class Link(Protocol):
@@ -63,6 +65,8 @@ class SentWork(NamedTuple):
     sent_at: float
     # To a node that keeps samples: the batches of each lease, as they were listed (None: sent whole).
     listed: Mapping[int, Sequence[tuple[int, SampleList | None]]] = {}
+    # Whether its leases are of a validation: their answers have numbers, and no vectors.
+    validates: bool = False
 
 
 class SentParams(NamedTuple):
@@ -115,6 +119,9 @@ class Peer:
     replica: tuple[int, bytes] = NO_REPLICA
     replicas_lost: int = 0
     works_forgiven: int = 0
+    # What it has computed in all its connections, and how many of its batches had counted before this one.
+    meter: NodeMeter | None = None
+    counted_before: int = 0
     # Answers come in the order of these.
     works: deque[SentWork] = field(default_factory=deque)
     answered_at: float = 0.0
@@ -134,6 +141,15 @@ class Peer:
         """Note that its model and data match, and which parameters it has from before."""
         self.is_ready = True
         self.replica = (ready.version, ready.replica) if ready.replica else NO_REPLICA
+
+    def count_by(self, meter: NodeMeter) -> None:
+        """It has joined, and this meter counts its batches that are in steps of the model."""
+        self.meter, self.counted_before = meter, meter.batches
+
+    @property
+    def counted(self) -> int:
+        """How many batches of this connection are in steps of the model."""
+        return max(0, self.meter.batches - self.counted_before) if self.meter is not None else 0
 
     def expected_link(self, update: Update) -> float:
         """Bytes a second to expect from it; 0 if unknown."""

@@ -12,16 +12,19 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from w5xde.control import events as ev
 from w5xde.control.coordinator import CoordinatorCore
+from w5xde.control.steps.leases import Lease
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.pipeline.lending import Lending
 from w5xde.runtime.pipeline.ports import Ports
 from w5xde.runtime.pipeline.steps import Applied, StepReports, Steps
 from w5xde.runtime.pipeline.updates import Updates
 from w5xde.runtime.telemetry.meters import Meters
+
+T = TypeVar("T")
 
 # Effects that the learner carries out, together if they come together.
 _FOR_THE_LEARNER = (ev.Fold, ev.Step, ev.SetAside, ev.Reopen)
@@ -35,8 +38,14 @@ class Surroundings(Protocol):
     def evaluate(self, effect: ev.Evaluate) -> None: ...
     def note(self, effect: ev.Note) -> None: ...
     def finish(self, effect: ev.Finish) -> None: ...
+    def kept_facts(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides the learner's state and the cut."""
+
     def stepped(self, applied: list[Applied]) -> None:
         """These steps were made, and the core has counted them."""
+
+    def given_up(self, effect: ev.SetAside) -> None:
+        """A call of a pool was given up, and the learner has gone on without it."""
 
     def learner_broke(self, error: BaseException) -> None:
         """The learner failed in the middle of a step: its state is of no use."""
@@ -59,6 +68,7 @@ class Pipeline:
         self.view = core.view
         self._journal = journal
         self._clock = ports.clock
+        self._tasks = ports.tasks
         self._around = around
         self.lending = Lending(ports, self.view, meters, self.dispatch)
         self.updates = Updates(
@@ -72,7 +82,6 @@ class Pipeline:
         reports = StepReports(self._applied, self.dispatch, around.learner_broke)
         self.steps = Steps(ports, self.view, journal, meters, reports)
         self._verifier = ports.verifier
-        self._kept_meters = meters.kept
         self._events: deque[ev.Event] = deque()
         self._is_dispatching = False
         # Steps that were made, and of which the core has not heard yet.
@@ -86,10 +95,12 @@ class Pipeline:
             ev.Fold: lambda effect: self.steps.fold(
                 effect, self.updates.take(effect.lease.node, effect.lease.id)
             ),
-            ev.SetAside: self.steps.set_aside,
+            ev.KeepMeasures: self.updates.measures.keep,
+            ev.Conclude: self.updates.measures.conclude,
+            ev.SetAside: self._set_aside,
             ev.Step: self.steps.step,
             ev.Reopen: self._reopen,
-            ev.Save: lambda effect: journal.save(effect.cut, self._kept_meters(), self._clock()),
+            ev.Save: lambda effect: journal.save(effect.cut, around.kept_facts(), self._clock()),
             ev.Evaluate: around.evaluate,
             ev.Close: around.close,
             ev.Ban: around.ban,
@@ -124,10 +135,18 @@ class Pipeline:
 
     def _verify(self, effect: ev.Verify) -> None:
         lease = effect.lease
-        given = self.updates.look_at(lease.node, lease.id)
-        if given is None:
-            raise LookupError(f"lease {lease.id} is to be verified, and its answer is not here")
-        self._verifier.verify(lease, given)
+        if lease.step.validates:
+            rows = self.updates.measures.look_at(lease.node, lease.id)
+            self._verifier.verify_measures(lease, _require(rows, lease))
+            return
+        self._verifier.verify(lease, _require(self.updates.look_at(lease.node, lease.id), lease))
+
+    def _set_aside(self, effect: ev.SetAside) -> None:
+        self.steps.set_aside(effect)
+        if effect.is_all:
+            self.steps.flush()
+            # Told when the learner has heard of it: the caller of a pool may go on at once.
+            self._tasks.call(lambda: None, lambda _: self._around.given_up(effect))
 
     def _reopen(self, effect: ev.Reopen) -> None:
         self.steps.reopen(effect)
@@ -137,3 +156,9 @@ class Pipeline:
         self._unreported.append(applied)
         steps = [each.step.plan.index for each in applied]
         self.dispatch(ev.Stepped(steps, durable=all(each.is_durable for each in applied)))
+
+
+def _require(found: T | None, lease: Lease) -> T:
+    if found is None:
+        raise LookupError(f"lease {lease.id} is to be verified, and its answer is not here")
+    return found

@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from w5xde.control import events as ev
 from w5xde.control.steps.leases import Lease
-from w5xde.learn.data.payload import Packed
+from w5xde.learn.data.payload import Packed, ReadBatch
 from w5xde.learn.data.sources import Key
 from w5xde.learn.rounds.replica import Replica
 from w5xde.learn.step.incoming import Checked, IncomingVector
 from w5xde.learn.step.sums import Contribution, StepSums, Total
-from w5xde.messages import Difference, Params, StepRates, Update
+from w5xde.message_types import MetricRows, StepRates
+from w5xde.messages import Difference, Params, Update
 from w5xde.runtime.pipeline.peer import Peer, SentParams, SentWork
 
 
@@ -47,7 +49,7 @@ class Batches(Protocol):
     """The loader: packed batches by (epoch, batch)."""
 
     def at_once(self, keys: list[Key]) -> dict[Key, Packed] | None: ...
-    def get(self, key: Key, done: Callable[[Packed], None]) -> None: ...
+    def get(self, key: Key, done: Callable[[ReadBatch], None]) -> None: ...
     def release(self, keys: list[Key]) -> None: ...
 
 
@@ -75,7 +77,12 @@ class StepMaker(Protocol):
     def is_whole(self) -> bool:
         """Whether its state is that of a version: not if it failed in the middle of a step."""
 
+    @property
+    def learning_rates(self) -> list[float]: ...
     def apply(self, totals: list[Total]) -> list[float]: ...
+    def skip(self) -> None:
+        """Go on to the next version without a step."""
+
     def apply_all(self, totals: list[Total]) -> tuple[list[float], BaseException | None]: ...
     def body_of(self, total: Total) -> bytes | memoryview:
         """The sum of a step as bytes, for the step log."""
@@ -88,6 +95,10 @@ class Reader(Protocol):
     def vector_bytes(self) -> int: ...
     @property
     def trained(self) -> frozenset[int]: ...
+    @property
+    def weighs(self) -> bool:
+        """Whether nodes say what their batches weigh."""
+
     def allocate(self, count: int) -> bytearray | memoryview: ...
     def stream(self, spec: str, body_bytes: int) -> IncomingVector | None: ...
     def discard(self) -> IncomingVector: ...
@@ -130,17 +141,44 @@ class Parameters(Protocol):
         """The rates of the round that begins with it; None: this is not rounds mode."""
 
 
+class SentLease(NamedTuple):
+    """What a lease was sent with: its batches, and in rounds mode the rates of its steps."""
+
+    # How many steps are planned before its step, or before the first of its steps.
+    step: int
+    batches: list[Packed]
+    rates: StepRates | None = None
+
+
 class Verifier(Protocol):
     """Computes leases a second time, with `--verify`."""
 
     def keep(self, sent: SentParams, params: Replica) -> None:
         """Keep these parameters: leases that will be verified are about to be sent with them."""
 
-    def sent(self, sent: SentParams, lease: Lease, batches: list[Packed], rates: StepRates | None) -> None:
+    def sent(self, sent: SentParams, lease: Lease, work: SentLease) -> None:
         """A lease that will be verified was sent, with parameters that are kept."""
 
     def verify(self, lease: Lease, given: Contribution) -> None:
         """Compare this answer with our own; the core hears of it as `Verified`."""
+
+    def verify_measures(self, lease: Lease, rows: MetricRows) -> None:
+        """Compare what was measured for a validation lease with our own; the core hears as `Verified`."""
+
+
+class MeasuredSet(Protocol):
+    """The validation set that nodes measure."""
+
+    @property
+    def batches(self) -> Batches: ...
+    def fits(self, rows: MetricRows) -> bool:
+        """Whether each of these rows has a number for each metric."""
+
+    def keep(self, lease: Lease, rows: MetricRows) -> None:
+        """Keep what a node measured in the batches of a lease."""
+
+    def conclude(self, effect: ev.Conclude) -> None:
+        """A validation has ended: report its result, or why it has none."""
 
 
 class ModelPorts(NamedTuple):
@@ -164,3 +202,5 @@ class Ports:
     verifier: Verifier
     # None: every batch is sent whole.
     samples: Samples | None = None
+    # None: nodes measure nothing.
+    validation: MeasuredSet | None = None

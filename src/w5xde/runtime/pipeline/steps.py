@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -42,8 +42,13 @@ class Applied:
         return [self.loss] * self.step.steps
 
 
-# Steps that were made, then those that were rolled back; and the error that broke the learner, if any.
-_Outcome: TypeAlias = tuple[list[Applied | ev.Undone], BaseException | None]
+class _Outcome(NamedTuple):
+    """Steps that were made, then those that were rolled back; and the error that broke the learner."""
+
+    done: list[Applied | ev.Undone]
+    error: BaseException | None
+    # For the next step.
+    learning_rates: list[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,7 @@ class Steps:
     def fold(self, effect: ev.Fold, given: Contribution) -> None:
         lease = effect.lease
         self._meters.folded(effect.staleness)
-        self._meters.node(lease.node).loss = given.loss_sum / lease.samples
+        self._meters.node(lease.node).loss = given.mean_loss(lease.samples)
         self._decided.append((effect, given))
 
     def set_aside(self, effect: ev.SetAside) -> None:
@@ -109,16 +114,21 @@ class Steps:
                     cut = given if isinstance(given, Cut) else None
                 elif isinstance(effect, ev.SetAside):
                     self._sums.leave_empty(effect.plan, [effect.span])
+                    if effect.is_all:
+                        self._learner.skip()
                 elif isinstance(effect, ev.Reopen):
                     self._sums.drop(effect.plan.index)
                     self._sums.leave_empty(effect.plan, effect.empty)
                 elif isinstance(given, Contribution):
                     self._sums.add(effect.lease, given, effect.staleness)
-            return self._make(steps, cut)
+            done, wrong = self._make(steps, cut)
         except (Exception, SystemExit) as error:
-            return [], error
+            done, wrong = [], error
+        return _Outcome(done, wrong, self._learner.learning_rates)
 
-    def _make(self, steps: list[ev.Step], cut: Cut | None) -> _Outcome:
+    def _make(
+        self, steps: list[ev.Step], cut: Cut | None
+    ) -> tuple[list[Applied | ev.Undone], BaseException | None]:
         """Make the steps, as far as possible. A step that is logged comes alone, with its cut."""
         totals, wrong = self._totals(steps)
         measured = [_squares(total) for total in totals]
@@ -176,7 +186,7 @@ class Steps:
     # --- back on the loop -------------------------------------------------------------------------
 
     def _report(self, outcome: _Outcome) -> None:
-        done, error = outcome
+        done, error, self._meters.learning_rates = outcome
         applied = [each for each in done if isinstance(each, Applied)]
         for each in applied:
             self._ports.batches.release(each.step.plan.keys)

@@ -25,8 +25,10 @@ from w5xde.learn.data.samples import chosen_of
 from w5xde.learn.model.route import is_large
 from w5xde.learn.step.incoming import Checked, IncomingVector
 from w5xde.learn.step.sums import Contribution
+from w5xde.learn.train.weighing import WEIGHT_MAX, counted
 from w5xde.messages import Answer, Rejected, Update
 from w5xde.protocol.wire import Body
+from w5xde.runtime.pipeline.measures import Measures
 from w5xde.runtime.pipeline.peer import NO_REPLICA, NOTHING_SENT, Peer, SentWork
 from w5xde.runtime.pipeline.ports import Ports
 from w5xde.runtime.telemetry.meters import Meters, sane_seconds
@@ -86,6 +88,7 @@ class Updates:
         self._is_closed = False
         # Updates on which the core has not decided, by node and lease.
         self._undecided: dict[tuple[str, int], Contribution] = {}
+        self.measures = Measures(view, ports.validation)
 
     # --- while a large body arrives ---------------------------------------------------------------
 
@@ -181,7 +184,7 @@ class Updates:
         if place is None and len(body) != sum(lengths):
             self._refuse(peer, UNFIT)
             return
-        batches = peer.works[0].batches
+        batches, validates = peer.works[0].batches, peer.works[0].validates
         if self._ports.samples is not None and peer.samples is not None:
             self._ports.samples.answered(peer, peer.works[0], update)
         if peer.works_forgiven:
@@ -196,6 +199,8 @@ class Updates:
             is_lacking = update.differs or any(answer.missing for answer in update.answers)
             for answer in update.answers:
                 self._dispatch(ev.Dropped(peer.name, answer.lease, 0 if is_lacking else batches))
+        elif validates:
+            self._answered(peer.name, update, [], timing, validates=True)
         elif place is not None:
             self._checked(peer.name, update, place, timing)
         else:
@@ -222,10 +227,14 @@ class Updates:
         """The answers that have a vector in the body; None: they do not fit what the peer was lent."""
         if not peer.works or peer.works[0].leases != [answer.lease for answer in update.answers]:
             return None
+        if peer.works[0].validates:
+            return [] if all(map(self.measures.fit, update.answers)) else None
         if not all(_may_miss(answer, peer.works[0]) for answer in update.answers if answer.missing):
             return None
         given = [answer for answer in update.answers if not answer.dropped and not answer.failure]
         trained = self._reader.trained
+        if given and len(update.weights) != (len(update.answers) if self._reader.weighs else 0):
+            return None
         return given if all(trained.issuperset(answer.absent) for answer in given) else None
 
     def _length_of(self, answer: Answer) -> int:
@@ -282,32 +291,37 @@ class Updates:
         self._end_upload(peer)
         self._ports.peers.evict(peer, reason, abruptly=True)
 
-    def _answered(self, node: str, update: Update, checked: list[Checked], timing: Timing) -> None:
+    def _answered(
+        self, node: str, update: Update, checked: list[Checked], timing: Timing, *, validates: bool = False
+    ) -> None:
         """Tell the core of each answer: usable, failed, or dropped."""
         vectors = iter(checked)
         squares = self._squares_of(update) if update.squares else {}
         usable: dict[int, float] = {}
         others: list[ev.Event] = []
-        for answer in update.answers:
+        for number, answer in enumerate(update.answers):
             if answer.dropped:
                 others.append(ev.Dropped(node, answer.lease))
                 continue
             if answer.failure:
                 others.append(ev.Failed(node, answer.lease, answer.failure))
                 continue
+            if validates:
+                others.append(self.measures.received(node, answer))
+                continue
             vector, norm = next(vectors)
-            # So that a NaN is found, too.
-            is_wild = not abs(answer.loss_sum) < LOSS_MAX
-            if norm < math.inf and not is_wild:
-                absent = frozenset(answer.absent) if answer.absent else _NONE_ABSENT
-                found = Contribution(vector, absent, answer.loss_sum, norm, squares.get(answer.lease, ()))
-                self._undecided[node, answer.lease] = found
-                usable[answer.lease] = norm
-            else:
-                what = (
-                    "its gradient is not finite" if norm == math.inf else f"its loss is {answer.loss_sum:g}"
-                )
-                others.append(ev.Failed(node, answer.lease, what, math.inf))
+            weight = update.weights[number] if update.weights else None
+            wild = _find_wild(norm, answer.loss_sum, weight)
+            if wild:
+                others.append(ev.Failed(node, answer.lease, wild, math.inf))
+                continue
+            absent = frozenset(answer.absent) if answer.absent else _NONE_ABSENT
+            measured = squares.get(answer.lease, ())
+            if weight is not None:
+                weight = counted(weight)
+            found = Contribution(vector, absent, answer.loss_sum, norm, measured, weight)
+            self._undecided[node, answer.lease] = found
+            usable[answer.lease] = norm if weight is None else self._judged_norm(answer.lease, norm, weight)
         if self._one_by_one:
             for lease, norm in usable.items():
                 self._dispatch(ev.Answered(node, [lease], *timing, norms=[norm]))
@@ -315,6 +329,16 @@ class Updates:
             self._dispatch(ev.Answered(node, list(usable), *timing, norms=list(usable.values())))
         for event in others:
             self._dispatch(event)
+
+    def _judged_norm(self, lease: int, norm: float, weight: float) -> float:
+        """The norm by which an update is judged, if nodes say what their batches weigh.
+
+        Its step is divided by all weights: a node that said too little would make its gradient larger.
+        """
+        held = self._view.lease(lease)
+        if held is None or held.step.count == 1 or held.step.apart:
+            return norm
+        return norm * max(1.0, held.samples / weight) if weight else 0.0
 
     def _squares_of(self, update: Update) -> dict[int, tuple[float, ...]]:
         """The squared norms of each lease's batches; none if they do not fit: they are for advice alone."""
@@ -340,11 +364,22 @@ class Updates:
 
     def reject(self, effect: ev.Reject) -> None:
         self._undecided.pop((effect.node, effect.lease), None)
+        self.measures.forget(effect.node, effect.lease)
         peer = self._ports.peers.get(effect.node)
         # Its node may have reconnected while the answer was checked or verified: then it must not hear this
         # before it is ready.
         if peer is not None and peer.is_ready:
             peer.connection.send(Rejected(effect.lease, effect.reason[:4000]))
+
+
+def _find_wild(norm: float, loss_sum: float, weight: float | None) -> str:
+    """What is wrong with the numbers of an answer; empty if nothing is."""
+    if norm == math.inf:
+        return "its gradient is not finite"
+    # So that a NaN is found, too.
+    if not abs(loss_sum) < LOSS_MAX:
+        return f"its loss is {loss_sum:g}"
+    return f"its weight is {weight:g}" if weight is not None and not 0 <= weight < WEIGHT_MAX else ""
 
 
 def _may_miss(answer: Answer, work: SentWork) -> bool:

@@ -1,11 +1,14 @@
-"""Checks, before a run starts, that this system has enough open files and memory for its local nodes."""
+"""How many nodes this machine runs, and whether it has enough open files and memory for them."""
 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 
+from w5xde.control.pool.machine_share import Room, devices_of_nodes
 from w5xde.errors import UsageError
-from w5xde.runtime.system.memory import available_bytes
+from w5xde.learn.model.device import core_count
+from w5xde.runtime.system.memory import available_bytes, grown_bytes
 
 # The connection of a large model's node has a second handle of its socket.
 DESCRIPTORS_PER_NODE = 2
@@ -15,6 +18,41 @@ DESCRIPTORS_SPARE = 100
 DESCRIPTORS_USUAL = 10_240
 # Memory that a local node shares with no other process: 11 MiB were measured with a model of 300 parameters.
 NODE_BYTES_MIN = 10 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """The nodes that a command may start on this machine: the device of each, the most there may be."""
+
+    devices: list[str]
+    # The user left their number to us: fewer are started if memory has no room for all.
+    is_auto: bool = False
+
+    def fitting(self, state_bytes: int, first_pid: int | None) -> int | None:
+        """How many of the nodes have room in memory; None if that is known only once a node has computed.
+
+        `state_bytes` are those of the model, `first_pid` is the process of a node that has computed a batch.
+        """
+        wanted, room = len(self.devices), Room(state_bytes, available_bytes())
+        if not self.is_auto or room.is_ample(wanted):
+            return wanted
+        if first_pid is None:
+            return None
+        return room.nodes(wanted, max(NODE_BYTES_MIN, grown_bytes(first_pid)))
+
+
+def plan_nodes(devices: list[str], threads: int, count: int | None) -> NodePlan:
+    """The nodes that use this machine, each with this many threads; with a `count`, that many."""
+    return NodePlan(devices_of_nodes(devices, core_count(), threads, count), is_auto=count is None)
+
+
+def little_memory_text(fitting: int, plan: NodePlan) -> str:
+    """Why fewer nodes are started than there are cores."""
+    nodes = "1 node" if fitting == 1 else f"{fitting} nodes"
+    return (
+        f"memory has room for {nodes} here, and there are cores for {len(plan.devices)};"
+        " --nodes N starts N all the same"
+    )
 
 
 def require_capacity(nodes: int) -> None:

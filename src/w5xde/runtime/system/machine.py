@@ -11,16 +11,21 @@ from pathlib import Path
 
 import psutil
 
+from w5xde.learn.model import cgroup
+
 # Linux draws it at every boot; containers of one machine see the same.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def machine_name() -> str:
-    """An id that is the same for all processes of this machine, and tells nothing else about it."""
+    """An id that all processes which share the cores of this machine have, and that tells nothing else."""
     try:
         known = _BOOT_ID.read_text(encoding="ascii")
     except (OSError, UnicodeError):
         known = f"{platform.node()} {uuid.getnode()}"
+    if cgroup.cpu_quota() is not None:
+        # Containers with cores of their own take no turns with each other.
+        known += cgroup.namespace()
     return hashlib.blake2b(known.encode(), digest_size=8, person=b"w5xde").hexdigest()
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from w5xde.learn.model import cgroup
+
 # Asking takes milliseconds of a core for each process: a thousand local nodes would keep a core busy.
 PROCESSES_MAX = 32
-# What a container may use, and what it uses now.
-_CGROUP = Path("/sys/fs/cgroup")
 # A little less than the largest block by which glibc changes its mind, with room for its header.
 _GLIBC_BYTES_MAX = 31 * 1024 * 1024
 
@@ -39,6 +39,28 @@ def _pss_bytes(pid: int) -> int:
     return 0
 
 
+def grown_bytes(pid: int) -> int:
+    """The most memory that a forked process had so far, without what it shares with its parent.
+
+    Where the system does not tell that, all its resident memory.
+    """
+    try:
+        now, parent = _status(pid), _status(psutil.Process(pid).ppid())
+        # After a fork the child has all anonymous pages of its parent, and none of its files.
+        return max(0, now["VmHWM"] - now["RssFile"] - now["RssShmem"] - parent["RssAnon"])
+    except (OSError, KeyError, psutil.Error):
+        with contextlib.suppress(psutil.Error):
+            return int(psutil.Process(pid).memory_info().rss)
+    return 0
+
+
+def _status(pid: int) -> dict[str, int]:
+    """The sizes that Linux tells of a process, in bytes."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    words = [line.split() for line in lines if line.endswith(" kB")]
+    return {name.removesuffix(":"): int(count) * 1024 for name, count, _ in words}
+
+
 def keep_freed_memory() -> None:
     """Keep what this process frees for its next allocations, instead of giving it back to the system.
 
@@ -52,12 +74,8 @@ def keep_freed_memory() -> None:
 def available_bytes() -> int:
     """Memory that the system has left, or less if this is a container with a limit."""
     left = int(psutil.virtual_memory().available)
-    # The file holds the word "max" if there is no limit, and other systems have no such file.
-    with contextlib.suppress(OSError, ValueError):
-        limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
-        used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
-        left = min(left, max(0, limit - used))
-    return left
+    allowed = cgroup.memory_left()
+    return left if allowed is None else min(left, allowed)
 
 
 def return_freed() -> None:

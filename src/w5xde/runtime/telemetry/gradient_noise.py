@@ -80,11 +80,13 @@ class GradientNoise:
         self._is_first = True
 
     @classmethod
-    def of(cls, settings: Settings, *, is_large: bool) -> GradientNoise:
-        """The measurement for a run with these settings."""
+    def of(cls, settings: Settings, *, is_large: bool, weighs: bool = False) -> GradientNoise:
+        """The measurement for a run with these settings; `weighs`: its batches weigh more than samples."""
         unknown = ""
         if settings.mode != "sync":
             unknown = f"not measured in {settings.mode} mode, where each node works on steps of its own"
+        elif weighs:
+            unknown = "not measured with weight=, where the batches of a step weigh differently"
         elif settings.robust != "off":
             unknown = "not measured with --robust, whose mean is not that of all batches"
         elif settings.step_batches == 1:

@@ -12,13 +12,14 @@ from typing import Any
 
 import msgspec
 
+from w5xde.callbacks.evaluation import Evaluation
+from w5xde.callbacks.status import NodeStatus, RunStatus
 from w5xde.config import Settings
 from w5xde.control.events import Step
 from w5xde.control.steps.cut import Aside, Progress
 from w5xde.control.view import CoreView
 from w5xde.runtime.durable.resume import KeptMeters, KeptNode, Restored
 from w5xde.runtime.telemetry.gradient_noise import GradientNoise
-from w5xde.runtime.telemetry.status import NodeStatus, RunStatus
 from w5xde.tree import Span
 
 # Rates are means over this long: short enough to follow a change, long enough not to jitter.
@@ -73,6 +74,7 @@ class NodeMeter:
     vector_bytes_encoded: int = 0
     loss: float | None = None
     pid: int | None = None
+    machine: str = ""
     rate: Rate = field(default_factory=Rate)
     network_rate: Rate = field(default_factory=Rate)
 
@@ -95,6 +97,7 @@ class NodeMeter:
             computing=self.computing,
             network_per_second=self.network_rate.per_second if self.state != "gone" else 0.0,
             pid=self.pid,
+            machine=self.machine,
         )
 
     def summary(self) -> dict[str, Any]:
@@ -133,7 +136,8 @@ class Meters:
         self.staleness_max = 0
         # Of the coordinator and the nodes that it started, at the last measurement.
         self.memory_pss_bytes = 0
-        self.evaluation: dict[str, float] = {}
+        self.evaluation = Evaluation()
+        self.learning_rates: list[float] = []
         self.samples_rate = Rate()
         self.batches_rate = Rate()
         self.sent_rate = Rate()
@@ -183,6 +187,8 @@ class Meters:
             loss_sum=self._loss_sum,
             losses=self._losses,
             evaluation=dict(self.evaluation),
+            evaluation_step=self.evaluation.step,
+            evaluation_epoch=self.evaluation.epoch,
             bytes_sent=self.bytes_sent,
             bytes_received=self.bytes_received,
             data_bytes=dict(self.data_bytes),
@@ -196,9 +202,8 @@ class Meters:
         self.loss_first, self.loss_last, self.loss_mean = kept.loss_first, kept.loss_last, kept.loss_mean
         self._loss_sum, self._losses = kept.loss_sum, kept.losses
         # JSON has no NaN: a score that was NaN is stored as null and read as None.
-        self.evaluation = {
-            key: math.nan if value is None else value for key, value in kept.evaluation.items()
-        }
+        metrics = {key: math.nan if value is None else value for key, value in kept.evaluation.items()}
+        self.evaluation = Evaluation(metrics, kept.evaluation_step, kept.evaluation_epoch)
         self._bytes_before = (kept.bytes_sent, kept.bytes_received)
         self.data_bytes = Counter(kept.data_bytes)
         for node in kept.nodes:
@@ -263,6 +268,10 @@ class Meters:
             seconds_total=settings.seconds,
             loss=self.loss_mean,
             evaluation=self.evaluation,
+            evaluations_skipped=progress.evaluations_skipped,
+            waits_for_evaluation=view.waits_for_evaluation,
+            evaluation_wait_seconds=progress.evaluation_wait_seconds,
+            learning_rates=self.learning_rates,
             samples_per_second=self.samples_rate.per_second,
             batches_per_second=self.batches_rate.per_second,
             bytes_sent=self.bytes_sent,
@@ -315,6 +324,11 @@ class Meters:
             "loss_last": self.loss_last,
             "loss_average": self.loss_average,
             "metrics": self.evaluation,
+            "metrics_step": self.evaluation.step,
+            "metrics_epoch": self.evaluation.epoch,
+            "evaluations_skipped": status.evaluations_skipped,
+            "evaluation_wait_seconds": round(status.evaluation_wait_seconds, 6),
+            "learning_rates": self.learning_rates,
             "bytes_sent": status.bytes_sent,
             "bytes_received": status.bytes_received,
             "data_bytes_sent": status.data_bytes_sent,

@@ -20,6 +20,7 @@ from w5xde.learn.model.device import to_device
 from w5xde.learn.model.layout import FlatModel
 from w5xde.learn.torch_private import NotRecordable, scale_of
 from w5xde.learn.train.batch import BatchGradient, BatchId, WeightedBatch
+from w5xde.learn.train.position import reads
 from w5xde.learn.train.recording.record import Recording
 from w5xde.learn.train.recording.replay import Replay
 from w5xde.learn.train.vectors import BLOCK_ROWS, GradientVectors
@@ -124,7 +125,11 @@ class FastPath:
     def _record(self, batch: WeightedBatch) -> Recording:
         value = to_device(batch.value, self._device)
         inputs = [*_tensors_of(value), scale_of(batch.weight)]
-        return Recording(inputs, self._steady, self._parameters, lambda: self._backward(batch, value))
+        before = reads()
+        recording = Recording(inputs, self._steady, self._parameters, lambda: self._backward(batch, value))
+        if reads() != before:
+            raise NotRecordable("the loss asks which step and batch it is computed for")
+        return recording
 
     def _replay(
         self, shape: _Shape, replay: Replay, batches: list[WeightedBatch]

@@ -1,0 +1,1 @@
+"""The learning rate: scaled for large steps, changed by a user, stepped by a metric."""

@@ -1,0 +1,1 @@
+"""`w5xde.Pool`: nodes for a training loop of the user's own."""

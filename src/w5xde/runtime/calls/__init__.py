@@ -1,0 +1,1 @@
+"""Calls: a coordinator that computes gradients for the user's own loop, on a thread of its own."""
