@@ -162,9 +162,13 @@ def test_a_folder_that_cannot_be_used_is_told_and_batches_are_sent_as_before(
     monkeypatch.setenv("W5XDE_CACHE", str(tmp_path / "file"))
     result = train(tmp_path, 2, {})
     assert result.summary["weights_sha256"] == streamed["weights_sha256"]
-    told = [event["text"] for event in events(result.folder) if event["kind"] == "no cache"]
+    logged = events(result.folder)
+    told = [event["text"] for event in logged if event["kind"] == "no cache"]
     why = "keeps no samples (no room, or no cache folder), so every epoch is sent to it"
-    assert sorted(told) == [f"local-{n} {why}" for n in (1, 2)]
+    # On a busy machine one node may train all of it before the other has joined.
+    joined = [event["node"] for event in logged if event["kind"] == "joined"]
+    assert joined
+    assert sorted(told) == sorted(f"{node} {why}" for node in joined)
     assert min(result.summary["data_bytes_by_epoch"]) > DATA_BYTES
 
 

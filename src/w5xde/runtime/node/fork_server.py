@@ -146,9 +146,10 @@ class ForkServer:
             while self._socket.recv(65536):
                 pass
         except TimeoutError:
-            # Frozen, so its process id is still its own.
+            # If it is frozen, its process id is still its own; if only its guard is, it may have ended.
             if self._server_pid:
-                os.kill(self._server_pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._server_pid, signal.SIGKILL)
         except OSError:
             pass  # it died before
         self._socket.close()
