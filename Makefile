@@ -8,6 +8,7 @@ FIRST ?= 0
 SECONDS ?= 600
 MINUTES ?= 10
 CHAOS_FLAGS ?=
+ENGINE_TESTS ?=
 
 VENV := .venv
 RUN := $(VENV)/bin
@@ -16,11 +17,12 @@ STAMP := $(VENV)/.installed
 PIP := $(RUN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check package docs sim chaos fuzz floods clean
+.PHONY: help demo test engines lint check package docs sim chaos fuzz floods clean
 
 help:
 	@echo "make demo          train on handwritten digits with three nodes, and compare with one process"
 	@echo "make test          run the tests         (PYTEST_FLAGS='-x -k word' to choose)"
+	@echo "make engines       install Ray and run the tests on real clusters  (ENGINE_TESTS=tests/engines/ray for some)"
 	@echo "make lint          formatting, ruff and mypy"
 	@echo "make check         lint, then the tests"
 	@echo "make package       build wheel and sdist in dist/, and try the wheel in a clean environment"
@@ -37,6 +39,12 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(RUN)/python -m pytest -q $(PYTEST_FLAGS)
+
+# One at a time: each test has a cluster, or a share of one, and kills parts of it.
+engines: $(STAMP)
+	@$(PIP) -e ".[ray,bench-engines]"
+	@folders="$(ENGINE_TESTS)"; [ -n "$$folders" ] || folders=$$(tests/engines/install.sh) || exit 1; \
+		$(RUN)/python -m pytest -q --timeout 600 $$folders
 
 lint: $(STAMP)
 	$(RUN)/ruff format --check

@@ -403,6 +403,18 @@ class HurryOnce(w5xde.Callback):
             self._file.touch()
 
 
+def family(pid: int) -> list[psutil.Process]:
+    """Return the processes that this one has started, and those that these have."""
+    return psutil.Process(pid).children(recursive=True)
+
+
+def forked_nodes(pid: int) -> list[psutil.Process]:
+    """Return the nodes of a command: children of its fork server, which is a child of the guard."""
+    found = family(pid)
+    parents = {each.ppid() for each in found}
+    return [each for each in found if each.pid not in parents and each.ppid() != pid]
+
+
 def kill_any_node(run: RunStatus) -> str:
     """Kill a local node that has joined, and return its name."""
     name, pid = next((node.name, node.pid) for node in run.nodes if node.pid is not None)
@@ -421,6 +433,20 @@ def events(folder: Path) -> list[dict[str, Any]]:
     """Return the records of a run's ledger, read without any code of w5xde."""
     lines = [line for path in sorted(folder.glob("ledger-*.jsonl")) for line in whole_lines(path)]
     return [json.loads(line)["sealed"] for line in lines]
+
+
+def count_steps(folder: Path) -> int:
+    """Return how many steps are in the ledger of a run, which may not exist yet."""
+    return sum(event["kind"] == "step" for event in events(folder))
+
+
+def wait_for_steps(folder: Path, count: int) -> None:
+    wait_until(lambda: count_steps(folder) >= count, lambda: f"{count_steps(folder)} steps")
+
+
+def wait_for_quiet(folder: Path) -> None:
+    """Wait until nothing has happened in a run for a second: its nodes are stuck."""
+    wait_until(lambda: time.time() - events(folder)[-1]["time"] > 1, lambda: "the run goes on")
 
 
 def whole_lines(path: Path) -> list[str]:

@@ -30,6 +30,7 @@ FOLDER_MODULES_MAX = 14
 # (protocol, control, learn) never import one another.
 EDGES = {
     "cli",
+    "follow",
     "api",
     "demo",
     "__main__",
@@ -38,7 +39,9 @@ EDGES = {
     "dashboard",
     "chaos",
     "bench",
+    "deploy",
     "doctor",
+    "engines",
     "frameworks",
     "pool",
 }
@@ -444,8 +447,15 @@ def test_the_benchmark_alone_can_reach_what_pickles():
 
 
 def test_the_product_never_loads_what_pickles():
-    # Without modules that run when they are imported.
-    product = [m.name for m in MODULES if m.home != "bench" and not m.name.endswith("__main__")]
+    # Without modules that run when they are imported, and those that need Ray, which `make engines` installs.
+    product = [
+        m.name
+        for m in MODULES
+        if m.home != "bench"
+        and not m.name.endswith("__main__")
+        and "ray" not in {found.top for found in m.imports()}
+        and not any(found.module.startswith("w5xde.engines.ray") for found in m.imports())
+    ]
     code = f"import sys, importlib\nfor name in {product}:\n    importlib.import_module(name)\n"
     code += "sys.exit(any(name.startswith('w5xde.bench') for name in sys.modules))"
     subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
@@ -642,7 +652,7 @@ def test_importing_it_loads_neither_torch_nor_numpy(imported):
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("words", [["train"], ["bench"], ["bench", "seed"], ["bench", "peers"]])
+@pytest.mark.parametrize("words", [["train"], ["bench"], ["bench", "seed"], ["bench", "peers"], ["deploy"]])
 def test_help_loads_no_torch(words):
     code = (
         "import sys, contextlib\nfrom w5xde.cli.main import main\n"

@@ -99,12 +99,18 @@ def test_every_setting_can_be_given_through_every_door(tmp_path):
         "loader_workers": 2,
         "compress": "up: bf16 | zstd:1, down: lz4",
         "recording": "off",
+        "engine": "ray",
         "nodes": 10,
+        "cpus_per_node": 2.5,
+        "gpus_per_node": 1.0,
+        "labels": "ray.io/market-type=spot",
         "host": "0.0.0.0",
         "port": 4444,
         "advertise": "trainer.example.org",
         "ship": "helper.py,layers",
         "ticket_file": "ticket",
+        "ticket_lifetime": "7d",
+        "ticket_uses": "any",
         "insecure": True,
         "new_identity": True,
         "tls_cert": "cert.pem",
@@ -118,8 +124,11 @@ def test_every_setting_can_be_given_through_every_door(tmp_path):
         "devices": "cpu,cuda:0",
         "threads": 2,
         "node_name": "apple",
+        "with_parent": True,
         "accept_code": "9b" * 32,
-        "wait": 2.5,
+        "wait": "2.5m",
+        "identity": "keys",
+        "known_ticket": "@ticket",
         "checkpoint_every": "7steps",
         "keep_checkpoints": 11,
         "durability": "step",
@@ -268,7 +277,7 @@ def test_a_bad_value_is_told_with_the_settings_name(key, value):
         ("staleness", "-1", "staleness -1 must be 0 or more"),
         ("staleness", "x", "staleness 'x' must be a whole number"),
         ("cache_bytes", "1GB", "cache-bytes '1GB' must be a whole number"),
-        ("nodes", "many", "nodes 'many' must be a whole number or auto"),
+        ("nodes", "many", "nodes 'many' must be a whole number, a range like 2..16, or auto"),
         ("nodes", -1, "nodes -1 must be from 0 to 1000 or auto"),
         ("batches_per_step", "two", "batches-per-step 'two' must be a whole number"),
         ("batch_size", 1.5, "batch-size 1.5 must be a whole number"),
@@ -323,7 +332,7 @@ def test_a_hash_of_code_that_is_too_short_is_answered_with_where_to_find_it():
 
 
 def test_a_bad_value_is_answered_with_the_help_of_its_own_command():
-    assert "fix: w5xde join --help-all lists every setting" in refused({"wait": -1}, command="join")
+    assert "fix: w5xde join --help-all lists every setting" in refused({"cache_bytes": -1}, command="join")
     assert "fix: w5xde serve --help-all lists every setting" in refused({"seed": -1}, command="serve")
 
 
@@ -345,9 +354,49 @@ def test_settings_that_contradict_each_other_are_answered_with_what_to_change(fl
     assert f"fix: {fix}" in refused(flags)
 
 
-@pytest.mark.parametrize("value", [-1, "nan", "soon"])
+@pytest.mark.parametrize("value", [-1, "-1", "nan", "inf", float("inf"), "soon", "", "1w", "1h30", "٣"])
 def test_a_bad_time_to_wait_is_told(value):
-    assert "wait" in refused({"wait": value}, command="join")
+    told = refused({"wait": value}, command="join")
+    assert f"wait {value} must be seconds (0 or more), or like 30s, 10m, 1h or forever" in told
+    assert "fix: write it like  --wait 10m" in told
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (5, 5),
+        (0, 0),
+        (2.5, 2.5),
+        ("90", 90),
+        ("0", 0),
+        ("30s", 30),
+        ("1.5m", 90),
+        ("1h", 3600),
+        ("2 D", 172800),
+    ],
+)
+def test_a_time_to_wait_is_seconds_or_has_a_unit(value, seconds):
+    assert resolved({"wait": value}, command="join").wait_seconds == seconds
+
+
+def test_a_node_may_wait_for_ever():
+    assert resolved({"wait": "forever"}, command="join").wait_seconds == float("inf")
+    assert resolved(command="join").wait_seconds == 5.0
+
+
+@pytest.mark.parametrize(
+    ("text", "every"),
+    [("30s", (30, None)), ("1.5m", (90, None)), ("2h", (7200, None)), ("1d", (86400, None)),
+     ("500steps", (None, 500)), ("off", (None, None))],
+)  # fmt: skip
+def test_checkpoints_are_written_by_time_or_by_steps(text, every):
+    settings = resolved({"checkpoint_every": text})
+    assert (settings.save_seconds, settings.save_steps) == every
+
+
+@pytest.mark.parametrize("text", ["", "30", "0s", "0steps", "1.5steps", "-1s", "s", "soon", "٣s"])
+def test_a_bad_time_between_checkpoints_is_told(text):
+    assert "must be like 30s, 5m, 500steps or off" in refused({"checkpoint_every": text})
 
 
 def test_a_bad_value_says_where_it_came_from(tmp_path):

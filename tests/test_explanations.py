@@ -15,6 +15,7 @@ from tests.processes import run_python
 from w5xde.bench.command import build_parser as build_bench_parser
 from w5xde.cli.main import main
 from w5xde.cli.parser import build_parser
+from w5xde.deploy.command import parse as parse_deploy
 from w5xde.errors import JoinError, UsageError, W5xdeError
 from w5xde.explanations import EXPLANATIONS, code_of, document
 
@@ -83,6 +84,8 @@ def test_the_commands_in_an_example_can_be_typed(code: str) -> None:
             continue
         if words[1:2] == ["bench"]:
             build_bench_parser().parse_args(words[2:])
+        elif words[1:2] == ["deploy"]:
+            parse_deploy(words[2:])
         elif words:
             build_parser().parse_args(words[1:])
 

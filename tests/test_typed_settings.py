@@ -38,10 +38,12 @@ w5xde.train("job.py", nodes=4, batch_size=3, mode="async")
 w5xde.train("job.py", nodes="auto", epochs=None)
 w5xde.serve("job.py", nodes=2, host="0.0.0.0").model.eval()
 w5xde.join(None, "job.py", nodes="auto", wait=3, progress=False)
+w5xde.join(locate=lambda: None, job="job.py", wait="1h")
 w5xde.train("job.py", batchsize=3)
 w5xde.train("job.py", batch_size="3")
 w5xde.train("job.py", mode="sinc")
 w5xde.join(None, "job.py", epochs=3)
+w5xde.join(locate=lambda: 5555)
 """
 
 
@@ -51,5 +53,5 @@ def test_a_type_checker_finds_misspelt_settings_and_wrong_values(tmp_path: Path)
     # With the settings and the cache of `make lint`, of which this does a part.
     done = run_python("-m", "mypy", "--config-file", "pyproject.toml", str(program))
     wrong = re.findall(r"program\.py:(\d+): error: (.*)  \[", done.stdout)
-    assert [line for line, _ in wrong] == ["7", "8", "9", "10"], done.stdout
+    assert [line for line, _ in wrong] == ["8", "9", "10", "11", "12", "12"], done.stdout
     assert wrong[0][1] == 'Unexpected keyword argument "batchsize" for "train"; did you mean "batch_size"?'

@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Unpack
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from w5xde.callbacks import Callback
 from w5xde.callbacks.ready import checked_callbacks
 from w5xde.config import Settings
-from w5xde.errors import JoinError, UsageError
+from w5xde.errors import UsageError
 from w5xde.learn.job.job import Job, call, refuse_while_loading
 from w5xde.learn.job.named_job import FROM_PYTHON, NamedJob, load_named, settle
+from w5xde.runtime.admission.ticket_source import Locate, TicketSource, first_found, source_of
+from w5xde.runtime.durable.again import RunClaim, claim_run, folder_error
+from w5xde.runtime.system.parent import ending_with_parent
 from w5xde.runtime.telemetry.result import Result
 from w5xde.setting_sources import SettingSources
+from w5xde.specs.engine_settings import LOCAL
 from w5xde.specs.setting_help import describe_settings
 from w5xde.specs.typed_settings import JoinSettings, ServeSettings, TrainSettings
-from w5xde.ticket import Ticket, parse_address, read_ticket
+from w5xde.ticket import Ticket
 
 if TYPE_CHECKING:
     from w5xde.callbacks.status import NodeReport
@@ -76,7 +77,7 @@ def _sources(command: str, arguments: dict[str, Any]) -> SettingSources:
 
 def train(
     job: Job | str,
-    nodes: int | Literal["auto"] | None = None,
+    nodes: int | str | None = None,
     *,
     callbacks: Iterable[Callback] = (),
     progress: bool = True,
@@ -90,6 +91,10 @@ def train(
     """
     refuse_while_loading("w5xde.train")
     sources = _sources("train", {"nodes": nodes, **settings})
+    if (found := sources.resolve()).engine != LOCAL:
+        from w5xde.engines.from_python import train_elsewhere
+
+        return train_elsewhere(job, sources, callbacks, _view(found), is_shown=progress)
     return _coordinate(job, sources, callbacks, progress=progress)
 
 
@@ -111,14 +116,19 @@ def serve(
 
 
 def join(
-    ticket: str | Ticket | None,
+    ticket: str | Ticket | None = None,
     job: Job | str | None = None,
     *,
+    locate: Locate | None = None,
     callbacks: Iterable[Callback] = (),
     progress: bool = True,
     **settings: Unpack[JoinSettings],
 ) -> NodeReport:
     """Work for the coordinator of this ticket (None: the one in W5XDE_TICKET) until its run is over.
+
+    A ticket of "@FILE" is read again at every dial, because a coordinator that was restarted elsewhere has
+    another address. So is `locate` called, on a thread of its own, if it is given instead of a ticket: it
+    returns a ticket, its text, or None while it knows none. What it raises is shown, and it is called again.
 
     Without a job the coordinator's own is run, if `accept_code` is its sha256 or it was accepted before.
     `progress=False` prints nothing. Settings that are not given come from W5XDE_* variables, then from
@@ -126,10 +136,11 @@ def join(
     """
     refuse_while_loading("w5xde.join")
     callbacks = checked_callbacks(callbacks)
-    found = ticket if isinstance(ticket, Ticket) else find_ticket(ticket)
     resolved = _sources("join", {**settings}).resolve()
+    source = source_of(ticket, locate)
     view = _view(resolved) if progress else None
-    report = run_crew(found, job, resolved, callbacks, view)
+    with ending_with_parent(resolved.with_parent):
+        report = run_crew(source, job, resolved, callbacks, view)
     if view is not None:
         view.show_report(report)
     return report
@@ -151,11 +162,18 @@ def _view(settings: Settings) -> View:
 def _coordinate(
     job: Job | str, sources: SettingSources, callbacks: Iterable[Callback], *, progress: bool
 ) -> Result:
-    callbacks = checked_callbacks(callbacks)
-    named, sources = settle(sources, job)
-    settings = sources.resolve()
+    callbacks, settings = checked_callbacks(callbacks), sources.resolve()
     view = _view(settings) if progress else None
-    result = run_coordinator(named.job, settings, callbacks, view, named.reference)
+    tell: Callable[[str], None] = view.say if view is not None else lambda text: None
+    with ending_with_parent(settings.with_parent), claim_run(sources, tell) as claim:
+        if (finished := claim.finished) is not None:
+            model = finished.load_model(load_named(job).job, sources.resolve().seed)
+            result = Result(model, finished.summary, finished.folder, finished.reason)
+        else:
+            named, sources = settle(sources, job)
+            settings = sources.resolve()
+            view = _view(settings) if progress else None
+            result = run_coordinator(named.job, settings, callbacks, view, named.reference, claim)
     if view is not None:
         view.show_result(result)
     return result
@@ -167,10 +185,11 @@ def run_coordinator(
     callbacks: Iterable[Callback] = (),
     watcher: Watcher | None = None,
     name: str = FROM_PYTHON,
+    claim: RunClaim | None = None,
 ) -> Result:
     """Run a coordinator with checked settings until the run is over; `name` is the name of a `Job` object.
 
-    The settings that the job brings along are not read here: `settle` does that.
+    The settings that the job brings along are not read here: `settle` does that. `claim` has the run's lock.
     """
     named = load_named(job, name)
     from w5xde.learn.model.device import threads
@@ -185,7 +204,7 @@ def run_coordinator(
         # Forked first: a fork after torch has started threads, or sockets are open, would copy them.
         fork_server = ForkServer(named.job, settings, run_local_node) if plan.devices else None
         with fork_server or contextlib.nullcontext():
-            return _run_prepared(named, settings, callbacks, watcher or Watcher(), (fork_server, plan))
+            return _run_prepared(named, settings, callbacks, watcher or Watcher(), (fork_server, plan), claim)
 
 
 def _run_prepared(
@@ -194,13 +213,14 @@ def _run_prepared(
     callbacks: Iterable[Callback],
     watcher: Watcher,
     local: tuple[ForkServer | None, NodePlan],
+    claim: RunClaim | None,
 ) -> Result:
     from w5xde.learn.job.code.offer import offer_of
     from w5xde.learn.job.coordinator_setup import prepare
     from w5xde.runtime.coordinator.body import Coordinator
     from w5xde.runtime.coordinator.local.memory import LocalMemory
     from w5xde.runtime.coordinator.local.nodes import LocalNodes
-    from w5xde.runtime.coordinator.opening import folder_error, open_folder, open_journal
+    from w5xde.runtime.coordinator.opening import job_facts, open_folder, open_journal
     from w5xde.runtime.system.interrupts import run_interruptibly
 
     fork_server, plan = local
@@ -211,7 +231,7 @@ def _run_prepared(
     # With what the job says about its data.
     settings = prepared.settings
     prepared.offer = offer
-    run_folder = open_folder(settings, named.stem)
+    run_folder = open_folder(settings, named.stem, claim)
     try:
         run_folder.require_same_data(prepared.source.samples, prepared.source.order_digest)
         journal, restored = open_journal(prepared.learner, run_folder, settings)
@@ -224,18 +244,7 @@ def _run_prepared(
         run_folder.discard()
         raise
     run_folder.facts["settings"] |= prepared.settled
-    run_folder.facts.update(
-        {
-            "job": named.reference,
-            "job_place": named.place,
-            "code_sha256": offer.sha256 or None,
-            "versions": offer.versions,
-            "samples": prepared.source.samples,
-            "order": prepared.source.order_digest,
-            "model": msgspec.to_builtins(prepared.learner.flat.blueprint.layout.entries),
-            "scaled_for_batch": prepared.scaling.facts() if prepared.scaling is not None else None,
-        }
-    )
+    run_folder.facts.update(job_facts(named, prepared))
 
     def opened(host: str, port: int) -> None:
         watcher.started(coordinator, settings, named.reference)
@@ -244,6 +253,9 @@ def _run_prepared(
 
     try:
         run_interruptibly(coordinator.run(opened), coordinator.interrupt)
+        if coordinator.end.hurries and fork_server is not None:
+            # Its nodes had their goodbye.
+            fork_server.close(now=True)
     finally:
         watcher.ended()
         if not coordinator.address:
@@ -266,36 +278,19 @@ def _own_callbacks(job: Job) -> list[Callback]:
 # --- nodes ----------------------------------------------------------------------------------------
 
 
-def find_ticket(said: str | None) -> Ticket:
-    """The ticket that the user gave, or the one in the environment; an address is refused with advice."""
-    try:
-        return read_ticket(said, os.environ, sys.stdin)
-    except JoinError as damaged:
-        try:
-            parse_address(said or "")
-        except UsageError:
-            raise damaged from None
-        raise UsageError(
-            f"{said} is an address, and joining needs a ticket",
-            code="W5-111",
-            why="the ticket says where to go, whom to trust there, and that you may come",
-            fix="copy the line that w5xde serve prints, or make one there:  w5xde ticket new latest",
-        ) from None
-
-
-def _load_received(ticket: Ticket, settings: Settings, ask: Ask | None, watch: Watcher) -> NamedJob:
+def _load_received(source: TicketSource, settings: Settings, ask: Ask | None, watch: Watcher) -> NamedJob:
     """Load the coordinator's own job, if the user agrees to run it."""
     from w5xde.runtime.node.code_request import CodeRequest
     from w5xde.runtime.node.consent import load_if_accepted
     from w5xde.runtime.system.interrupts import run_interruptibly
 
-    request = CodeRequest(ticket, settings)
+    request = CodeRequest(source, settings)
     run_interruptibly(request.run(), request.stop)
-    return load_if_accepted(request.answer, ticket, settings.accept_code, ask, watch.node_note)
+    return load_if_accepted(request.answer, source.ticket, settings.accept_code, ask, watch.node_note)
 
 
 def run_node(
-    ticket: Ticket,
+    ticket: Ticket | TicketSource,
     job: Job | str | None,
     settings: Settings,
     callbacks: Iterable[Callback] = (),
@@ -306,12 +301,13 @@ def run_node(
 ) -> NodeReport:
     """Run a node with checked settings until its run is over; it `keeps` its credential, to rejoin by it."""
     watch = watcher or Watcher()
-    named = load_named(job) if job is not None else _load_received(ticket, settings, ask, watch)
-    return _run_alone(ticket, named, settings, callbacks, watch, keeps=keeps)
+    source = first_found(ticket, settings.wait_seconds, watch.node_note)
+    named = load_named(job) if job is not None else _load_received(source, settings, ask, watch)
+    return _run_alone(source, named, settings, callbacks, watch, keeps=keeps)
 
 
 def _run_alone(
-    ticket: Ticket,
+    source: TicketSource,
     named: NamedJob,
     settings: Settings,
     callbacks: Iterable[Callback],
@@ -322,14 +318,14 @@ def _run_alone(
     from w5xde.runtime.admission.node_pass import NodePass
     from w5xde.runtime.node.body import Node
 
-    with contextlib.closing(NodePass(ticket, keeps=keeps)) as node_pass:
+    with contextlib.closing(NodePass(source, keeps=keeps)) as node_pass:
         node = Node(named.job, node_pass, settings, watch.node_note, callbacks)
         node.origin = named.origin
-        return _work(node, ticket, watch)
+        return _work(node, source.ticket, watch)
 
 
 def run_crew(
-    ticket: Ticket,
+    ticket: Ticket | TicketSource,
     job: Job | str | None,
     settings: Settings,
     callbacks: Iterable[Callback] = (),
@@ -350,15 +346,26 @@ def run_crew(
     if settings.nodes == 0:
         raise UsageError("joining takes at least one node", code="W5-210", fix="leave out --nodes 0")
     watch = watcher or Watcher()
-    named = load_named(job) if job is not None else _load_received(ticket, settings, ask, watch)
+    loaded: list[NamedJob] = []
+
+    def load() -> None:
+        if job is not None and not loaded:
+            loaded.append(load_named(job))
+
+    # A node that waits for its ticket has torch and the job when it comes.
+    source = first_found(ticket, settings.wait_seconds, watch.node_note, load)
+    load()
+    named = loaded[0] if loaded else _load_received(source, settings, ask, watch)
     devices = machine_devices(settings.devices)
     # The run says how many threads a node has; with fewer nodes than cores, some of these are not started.
     wanted = len(plan_nodes(devices, 1, settings.node_count).devices)
     if wanted == 1 or (settings.nodes == "auto" and not hasattr(os, "fork")):
-        return _run_alone(ticket, named, settings, callbacks, watch)
+        return _run_alone(source, named, settings, callbacks, watch)
     require_capacity(wanted)
-    with (server := ForkServer(named.job, settings, partial(run_crew_node, named.origin))):
-        return _work(Crew(server, devices, ticket, settings, watch.node_note, callbacks), ticket, watch)
+    run_one = partial(run_crew_node, named.origin, source.may_change)
+    with (server := ForkServer(named.job, settings, run_one)):
+        crew = Crew(server, devices, source, settings, watch.node_note, callbacks)
+        return _work(crew, source.ticket, watch)
 
 
 def _work(worker: Node | Crew, ticket: Ticket, watch: Watcher) -> NodeReport:
@@ -374,8 +381,11 @@ def _work(worker: Node | Crew, ticket: Ticket, watch: Watcher) -> NodeReport:
         watch.node_started(worker)
         report.append(await worker.run())
 
+    def leave(reason: str, *, hurries: bool) -> None:
+        worker.leave(hurries=hurries)
+
     try:
-        run_interruptibly(work(), lambda reason: worker.leave())
+        run_interruptibly(work(), leave)
     finally:
         watch.ended()
     return report[0]

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from w5xde.compression import Directions, parse_compress
 from w5xde.message_types import NODE_NAME_PATTERN
+from w5xde.runs import AUTO
 from w5xde.specs.code_settings import AcceptCode, Ship, require_accept_code
 from w5xde.specs.data_settings import (
     BATCH_SAMPLES,
@@ -23,6 +24,8 @@ from w5xde.specs.data_settings import (
     LoaderWorkers,
     Shuffle,
 )
+from w5xde.specs.durations import Wait, parse_duration, parse_wait
+from w5xde.specs.engine_settings import CpusPerNode, Engine, GpusPerNode, Labels, Nodes, require_engine
 from w5xde.specs.rate_override import RateOverride
 from w5xde.specs.robust_rule import Robust, RobustSetting, parse_robust, require_robust
 from w5xde.specs.round_lengths import RoundLengths
@@ -33,15 +36,14 @@ from w5xde.specs.round_settings import (
     round_directions,
     round_lengths,
 )
-from w5xde.specs.run_settings import RunSettings
+from w5xde.specs.run_settings import RunSettings, parse_lifetime, parse_uses, require_known_ticket
 from w5xde.specs.setting_error import SettingError
 
 # The name of a run is also the name of its folder; names of runs and nodes appear in terminals and logs.
 SHOWN_NAME = re.compile(NODE_NAME_PATTERN)
 
 NORM = re.compile(r"auto|off|(?=[^e]*[1-9])\d*\.?\d+(e[+-]?\d\d?)?")
-_EVERY = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|steps)")
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_EVERY_STEPS = re.compile(r"(\d{1,9})steps", re.ASCII)
 
 Positive = Annotated[int, Meta(ge=1)]
 # The default of sync mode does not depend on the nodes, because it decides the bits. Two batches are best for
@@ -53,12 +55,15 @@ def parse_every(text: str) -> tuple[float | None, int | None]:
     """The interval of checkpoints, `30s`, `5m`, `500steps` or `off`, as (seconds, steps)."""
     if text == "off":
         return None, None
-    found = _EVERY.fullmatch(text)
-    if found is None or float(found[1]) == 0 or (found[2] == "steps" and "." in found[1]):
+    steps = _EVERY_STEPS.fullmatch(text)
+    try:
+        # A plain number could mean either.
+        value = int(steps[1]) if steps is not None else parse_duration(text) if text[-1:].isalpha() else 0
+    except ValueError:
+        value = 0
+    if not value:
         raise ValueError(f"checkpoint-every {text!r} must be like 30s, 5m, 500steps or off")
-    if found[2] == "steps":
-        return None, int(found[1])
-    return float(found[1]) * _SECONDS[found[2]], None
+    return (None, int(value)) if steps is not None else (float(value), None)
 
 
 class TrainingSchema(RunSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,13 +180,11 @@ class PlaceSchema(TrainingSchema, frozen=True, kw_only=True, forbid_unknown_fiel
     """And those that say where: machines, networks and files."""
 
     # --- machines and networks
-    nodes: Annotated[
-        Annotated[int, Meta(ge=0, le=1000)] | Literal["auto"],
-        Meta(
-            description="node processes to start on this machine. auto: one for each GPU, else one for every"
-            " `threads` cores, and not more than memory has room for"
-        ),
-    ] = "auto"
+    engine: Engine = "local"
+    nodes: Nodes = "auto"
+    cpus_per_node: CpusPerNode = None
+    gpus_per_node: GpusPerNode = 0.0
+    labels: Labels = None
     host: Annotated[
         str, Meta(min_length=1, description="address to listen on (0.0.0.0 or auto: every network)")
     ] = "127.0.0.1"
@@ -237,8 +240,15 @@ class PlaceSchema(TrainingSchema, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ] = 1
     node_name: Annotated[str | None, Meta(description="name of this node (default: the host's)")] = None
+    with_parent: Annotated[
+        bool,
+        Meta(
+            description="end, as after SIGTERM, when the process that started this one has ended, also if it"
+            " was killed"
+        ),
+    ] = False
     accept_code: AcceptCode = None
-    wait: Annotated[float, Meta(ge=0, description="seconds to keep trying to connect at first")] = 5.0
+    wait: Wait = 5.0
     # --- output
     log: Annotated[Literal["silent", "normal", "verbose"], Meta(description="how much is shown")] = "normal"
     json: Annotated[bool, Meta(description="print one JSON object with the results on stdout")] = False
@@ -261,6 +271,7 @@ class Settings(PlaceSchema, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"max-update-norm {self.max_update_norm} must be auto, off or a positive number")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise SettingError("tls-cert and tls-key go together", fix="give both, or none")
+        require_known_ticket(self.known_ticket, self.identity)
         if self.scale_for_batch and self.mode != "sync":
             raise SettingError(
                 f"scale-for-batch is for steps of several batches in mode sync, and in mode {self.mode} nodes"
@@ -270,7 +281,11 @@ class Settings(PlaceSchema, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         require_robust(self.robust, self.mode, lambda: self.step_batches)
         require_local_steps(self.mode, self.local_steps, self.round_rate)
         require_accept_code(self.accept_code)
+        require_engine(self.engine, self.nodes, self.labels, self.cpus_per_node, self.gpus_per_node)
         parse_every(self.checkpoint_every)
+        parse_wait(self.wait)
+        parse_lifetime(self.ticket_lifetime)
+        parse_uses(self.ticket_uses)
         if self.override is not None:
             RateOverride.parse(self.override)
             if self.resume is None:
@@ -285,14 +300,24 @@ class Settings(PlaceSchema, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             )
 
     @property
+    def goes_on(self) -> bool:
+        """Whether an earlier run is continued; with `resume auto` only once that run exists."""
+        return self.resume not in (None, AUTO)
+
+    @property
     def node_count(self) -> int | None:
         """The number of nodes that the user wants on this machine; None: as many as fit."""
-        return None if self.nodes == "auto" else self.nodes
+        return self.nodes if isinstance(self.nodes, int) else None
 
     @property
     def robust_rule(self) -> Robust | None:
         """The rule of the robust mean; None if `robust` is off."""
         return parse_robust(self.robust)
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long a node looks for its coordinator at first; infinite: for ever."""
+        return parse_wait(self.wait)
 
     @property
     def save_seconds(self) -> float | None:

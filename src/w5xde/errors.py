@@ -5,11 +5,13 @@
     │   ├── UsageError           a flag, a variable or w5xde.toml (exit 2)
     │   ├── JobError             the job file, model, data, loss or optimizer (exit 20)
     │   └── StorageError         the run folder (exit 40)
+    │       └── BusyError          another process has it for the moment: try again (exit 75)
     ├── JoinError              no coordinator answers, or it refuses (exit 10)
     ├── ProtocolError
     │   ├── LocalProtocolError   we tried to send an illegal message: our bug, stop
     │   └── RemoteProtocolError  the peer sent one: close that connection, carry on
-    └── TrainingError          training cannot go on (exit 30)
+    ├── TrainingError          training cannot go on (exit 30)
+    └── ClusterError           the engine's cluster is gone; the run can go on elsewhere (exit 75)
 
 A node that dies is not an exception but an event, and so is an interrupt of a run (exit 75).
 """
@@ -76,10 +78,22 @@ class StorageError(UserError):
     exit_code = 40
 
 
+class BusyError(StorageError):
+    """The run folder is in use, perhaps only for a moment: the same command may succeed later."""
+
+    exit_code = NOT_OVER
+
+
 class JoinError(W5xdeError):
     """This machine cannot join: no coordinator answers, or it refuses."""
 
     exit_code = 10
+
+
+class ClusterError(W5xdeError):
+    """The cluster that placed the processes of a run is gone, or has forgotten them: try again."""
+
+    exit_code = NOT_OVER
 
 
 class ProtocolError(W5xdeError):

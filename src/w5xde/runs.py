@@ -12,9 +12,13 @@ from w5xde.errors import StorageError
 
 MANIFEST = "manifest.json"
 MODEL = "model.safetensors"
+METRICS = "metrics.jsonl"
+TRACE = "trace.jsonl"
 # The weights of the best evaluation so far, if a callback keeps them.
 BEST = "best.safetensors"
 LATEST = "latest"
+# `--resume auto`: begin the run of this name, go on with it, or find that it is complete.
+AUTO = "auto"
 # How many runs a message names.
 _NAMED_MAX = 5
 # Where keys and credentials are kept; see runtime/admission/private_files.py.

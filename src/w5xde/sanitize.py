@@ -1,4 +1,4 @@
-"""Makes untrusted text harmless before it is shown.
+"""Makes untrusted text harmless before it is shown, and untrusted numbers before they are added up.
 
 A text from the wire, from a file or from a user's exception may hold characters that a terminal obeys: escape
 sequences that move the cursor, set the title or hide lines, or marks that turn the direction of writing. All
@@ -44,6 +44,11 @@ def visible(text: str) -> str:
     if tabless.isprintable():
         return tabless
     return "".join(each if each.isprintable() else f"<U+{ord(each):04X}>" for each in tabless)
+
+
+def sane_seconds(seconds: float) -> float:
+    """A duration that a node reports, or 0 if it is negative, absurdly long or NaN."""
+    return seconds if 0.0 <= seconds < 1e9 else 0.0
 
 
 def to_json(value: Any) -> str:

@@ -18,8 +18,9 @@ from msgspec import inspect
 
 from w5xde.config import Settings, field_types
 from w5xde.errors import UsageError
-from w5xde.runs import CACHE_VARIABLE, STATE_VARIABLE, find_run, read_manifest
-from w5xde.specs.command_settings import COMMAND_DEFAULTS, COMMAND_SETTINGS, FOR_ONCE
+from w5xde.runs import AUTO, CACHE_VARIABLE, MANIFEST, STATE_VARIABLE, find_run, read_manifest
+from w5xde.specs.command_settings import COMMAND_DEFAULTS, COMMAND_SETTINGS, FOR_ONCE, OF_THE_PROCESS
+from w5xde.specs.engine_settings import LOCAL, is_range
 from w5xde.specs.round_settings import ROUNDS
 from w5xde.specs.setting_error import SettingError
 from w5xde.ticket import VARIABLE
@@ -80,16 +81,35 @@ class SettingSources:
         return replace(self, job={str(key).replace("-", "_"): value for key, value in settings.items()})
 
     def resolve(self) -> Settings:
-        """The settings of the command: arguments, `W5XDE_*`, `w5xde.toml`, the job, then defaults."""
+        """The settings of the command: arguments, `W5XDE_*`, `w5xde.toml`, the job, then defaults.
+
+        Those of a run that goes on are its own, changed by what was given now.
+        """
+        settings = self._merged()
+        if settings.resume is None or "resume" not in COMMAND_SETTINGS[self.command]:
+            return settings
+        if settings.resume != AUTO:
+            return _resumed(settings, find_run(settings.runs, settings.resume), self._given)
+        folder = _folder_of_same(settings)
+        if not (folder / MANIFEST).exists():
+            return settings
+        # Nobody types this command, so all that it says counts as given. It may be on another host now, where
+        # the default port, or the port of before, is taken.
+        return _resumed(settings, folder.absolute(), {"port": 0} | self._said)
+
+    @property
+    def is_same_again(self) -> bool:
+        """Whether the command may be a repetition of itself: `resume auto`."""
+        return self._merged().resume == AUTO
+
+    def _merged(self) -> Settings:
+        """What the sources say, without an earlier run."""
         merged = dict(COMMAND_DEFAULTS.get(self.command, {}))
         for origin, layer in self._layers():
             if layer:
                 self._check({**merged, **layer}, origin)
                 merged.update(layer)
-        settings = _as_in_run(_convert(merged, "", self._all_settings))
-        if settings.resume is None or "resume" not in COMMAND_SETTINGS[self.command]:
-            return settings
-        return _resumed(settings, self._given)
+        return _as_in_run(_convert(merged, "", self._all_settings))
 
     def _check(self, values: dict[str, Any], origin: str) -> None:
         """Refuse values that make no sense; the error has names as the source of the values writes them."""
@@ -111,17 +131,22 @@ class SettingSources:
     def origins(self) -> dict[str, str]:
         """For each setting of the command the source of its value; of a resumed run the run, if it is one."""
         found = dict.fromkeys(COMMAND_SETTINGS[self.command], "default")
-        settings = self.resolve()
-        if settings.resume is not None:
+        settings, layers = self.resolve(), self._layers()
+        if settings.goes_on:
             found.update(dict.fromkeys(set(found) - set(FOR_ONCE), f"run {settings.resume}"))
-            return found | dict.fromkeys(self._given, _TYPED)
-        for origin, layer in self._layers():
+            layers = layers[1:] if self.is_same_again else layers[-1:]
+        for origin, layer in layers:
             found.update({key: _variable(key) if origin == _VARIABLES else origin or _TYPED for key in layer})
         return found
 
     @property
     def _given(self) -> dict[str, Any]:
         return {key: value for key, value in self.arguments.items() if value is not None}
+
+    @property
+    def _said(self) -> dict[str, Any]:
+        """What all sources but the job say."""
+        return {key: value for _, layer in self._layers()[1:] for key, value in layer.items()}
 
     def _layers(self) -> list[tuple[str, dict[str, Any]]]:
         """Each source with the settings of this command that it has; the strongest source is the last."""
@@ -136,6 +161,10 @@ class SettingSources:
             (_VARIABLES, _read_environment(self.environment, known)),
         ]
         wanted = set(COMMAND_SETTINGS[self.command])
+        for _, layer in others:
+            if "engine" not in wanted and is_range(layer.get("nodes")):
+                # A file or a variable may say how many nodes a cluster has; this command starts none there.
+                del layer["nodes"]
         return [
             *((origin, {key: layer[key] for key in layer if key in wanted}) for origin, layer in others),
             ("", self._given),
@@ -170,9 +199,27 @@ def _as_in_run(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, local_steps=lengths)
 
 
-def _resumed(settings: Settings, given: dict[str, Any]) -> Settings:
+def _folder_of_same(settings: Settings) -> Path:
+    """The folder of the run that `resume auto` begins or continues; refuses what would act at each start."""
+    if settings.name in (None, AUTO):
+        raise UsageError(
+            "resume auto needs the name of the run that it begins or goes on with",
+            code="W5-245",
+            fix="add --name, for example  --name tuesday --resume auto",
+        )
+    for key in ("override", "new_identity"):
+        if getattr(settings, key):
+            raise UsageError(
+                f"resume auto is for a command that is started again and again, and {key.replace('_', '-')}"
+                " would act at each start",
+                code="W5-246",
+                fix=f"use it once, with  --resume {settings.name} , and leave it out of the command",
+            )
+    return Path(settings.runs) / str(settings.name)
+
+
+def _resumed(settings: Settings, folder: Path, given: dict[str, Any]) -> Settings:
     """The settings of an earlier run, changed by those given now; refuses to change FIXED_SETTINGS."""
-    folder = find_run(settings.runs, settings.resume or "")
     earlier = read_manifest(folder)["settings"]
     if given.get("name", folder.name) != folder.name:
         raise UsageError(
@@ -185,8 +232,12 @@ def _resumed(settings: Settings, given: dict[str, Any]) -> Settings:
         known.setdefault("devices", earlier["device"])
     if known.get("batches_per_step") is None and known.get("mode", "sync") == "sync":
         known["batches_per_step"] = _EARLIER_STEP_BATCHES
+    own = {key: getattr(settings, key) for key in OF_THE_PROCESS}
+    if settings.engine != LOCAL:
+        # The coordinator of such a run starts no nodes itself, and that is all its manifest can say.
+        own["nodes"] = settings.nodes
     place = {"resume": folder.name, "name": folder.name, "runs": str(folder.parent)}
-    whole = _as_in_run(_convert({**known, **given, **place}, folder.name))
+    whole = _as_in_run(_convert({**known, **own, **given, **place}, folder.name))
     before = _as_in_run(_convert(known, folder.name))
     fixed = [(key, getattr(before, key), getattr(whole, key)) for key in FIXED_SETTINGS]
     if whole.mode == ROUNDS:
@@ -211,6 +262,10 @@ def _convert(values: dict[str, Any], origin: str, advice: str = "start a new run
             why="a step that follows the gradient noise was measured to reach a loss later than a fixed one",
             fix="as many as nodes compute at a time, more over slow links; a run says how many are useful",
         )
+    nodes = values.get("nodes")
+    if isinstance(nodes, str) and nodes.removeprefix("-").isdecimal():
+        # As flags and variables have it.
+        values = values | {"nodes": int(nodes)}
     if isinstance(values.get("local_steps"), bool):
         # As earlier versions wrote it.
         values = values | {"local_steps": "on" if values["local_steps"] else "off"}

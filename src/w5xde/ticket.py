@@ -21,8 +21,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 from w5xde.errors import JoinError, UsageError
 
@@ -36,7 +35,7 @@ ADDRESSES_MAX = 4
 VARIABLE = "W5XDE_TICKET"
 # The length is one byte; in characters that is 410, and line breaks and blanks may be as many again.
 _BYTES_MAX = 255
-_TEXT_CHARACTERS_MAX = 4096
+TEXT_CHARACTERS_MAX = 4096
 # Fewer than any ticket has, and more than the name of a module.
 _CHARACTERS_MIN = 40
 _EXPIRES_MAX = 2**32 - 1
@@ -145,9 +144,12 @@ class Ticket:
         return head + rest
 
 
-def join_line(ticket: Ticket, job: str = "") -> str:
-    """Return the command for another machine. It holds the secret. Without a job, its code comes with it."""
-    return " ".join(["w5xde join", ticket.to_text(), *([shlex.quote(job)] if job else [])])
+def join_line(ticket: str, job: str = "") -> str:
+    """Return the command for another machine: with the text of a ticket, which holds the secret, or @FILE.
+
+    Without a job, its code comes with it.
+    """
+    return " ".join(["w5xde join", shlex.quote(ticket), *([shlex.quote(job)] if job else [])])
 
 
 def _cannot_be(why: str, fix: str = "name other addresses for nodes to come to") -> NoReturn:
@@ -211,7 +213,7 @@ def _characters(length: int) -> int:
 
 def parse(text: str) -> Ticket:
     """Return the ticket of a text. Raises JoinError W5-101."""
-    packed = "".join(text[:_TEXT_CHARACTERS_MAX].split())
+    packed = "".join(text[:TEXT_CHARACTERS_MAX].split())
     count = len(packed)
     # Before lowering: some letters beyond ASCII become ASCII letters.
     if not packed.isascii():
@@ -277,57 +279,6 @@ def is_meant_as_job(word: str, environ: Mapping[str, str]) -> bool:
     if text == "-" or text.startswith("@") or (text.startswith(PREFIX) and text.isalnum()):
         return False
     return ".py" in text or bool(environ.get(VARIABLE, "").strip())
-
-
-def read_ticket(argument: str | None, environ: Mapping[str, str], stdin: TextIO) -> Ticket:
-    """Return the ticket of an argument: the text itself, `@file`, `-` for standard input, or W5XDE_TICKET."""
-    if argument is None:
-        if not environ.get(VARIABLE, "").strip():
-            raise UsageError(
-                "no ticket was given",
-                code="W5-116",
-                fix=f"w5xde join TICKET, @file, - for standard input, or set {VARIABLE}",
-            )
-        return parse(environ[VARIABLE])
-    if argument == "-":
-        return _read_lines(stdin)
-    if argument.startswith("@"):
-        return parse(_read_file(argument[1:]))
-    return parse(argument)
-
-
-def _read_lines(stdin: TextIO) -> Ticket:
-    """Read lines until they make a whole ticket, so that a pasted one needs no end of file."""
-    text = ""
-    while len(text) < _TEXT_CHARACTERS_MAX and (line := stdin.readline(_TEXT_CHARACTERS_MAX)):
-        text += line
-        try:
-            return parse(text)
-        except JoinError:
-            continue
-    if not text.strip():
-        raise UsageError(
-            "standard input holds no ticket", code="W5-116", fix="pipe the ticket's line into it"
-        )
-    return parse(text)
-
-
-def _read_file(name: str) -> str:
-    fix = "write the ticket's line into that file, and name it after the @"
-    try:
-        with Path(name).open(encoding="utf-8-sig") as file:
-            text = file.read(_TEXT_CHARACTERS_MAX)
-    except OSError as error:
-        raise UsageError(
-            f"the ticket's file {name or '(no name)'} cannot be read: {error.strerror}",
-            code="W5-116",
-            fix=fix,
-        ) from error
-    except UnicodeError:
-        raise UsageError(f"{name} is not a text file", code="W5-116", fix=fix) from None
-    if not text.strip():
-        raise UsageError(f"the ticket's file {name} is empty", code="W5-116", fix=fix)
-    return text
 
 
 def parse_address(address: str) -> tuple[str, int]:

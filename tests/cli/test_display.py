@@ -108,6 +108,8 @@ def test_the_display_of_a_large_pool_is_not_higher_than_the_terminal(width: int,
     async def show() -> list[str]:
         view = View(Settings(), io.StringIO())
         view.started(run, Settings(), "job.py")  # type: ignore[arg-type]
+        for follower in run.recorder.followers:
+            follower({"time": 1.0, "life": 1, "step": 9, "loss": 0.5, "node_states": {"gone": 3}})
         lines = drawn(view.display(width, height), width)
         view.ended()
         return lines
@@ -116,6 +118,8 @@ def test_the_display_of_a_large_pool_is_not_higher_than_the_terminal(width: int,
     # The heading above it is allowed to leave a small terminal, the display itself is not.
     assert len(lines) <= max(height, 15)
     assert any("… " in line and "more" in line for line in lines)
+    assert any(line.startswith("learning? It begins") for line in lines) == (height >= 20)
+    assert any(line.startswith("fast?") for line in lines) == (height >= 20)
     assert all(cell_len(line) <= width for line in lines)
 
 
@@ -165,8 +169,9 @@ class FakeRun:
 
     def __init__(self, *nodes: NodeStatus) -> None:
         self.recent_events: list[tuple[float, str, str]] = []
-        self.gatekeeper = SimpleNamespace(is_exposed=False, ticket=TICKET)
+        self.gatekeeper = SimpleNamespace(is_exposed=False, ticket=TICKET, ticket_shown=TICKET.to_text())
         self.job_offer = JobOffer()
+        self.recorder = SimpleNamespace(followers=[])
         self.is_over = False
         self.nodes = nodes
 
@@ -213,7 +218,7 @@ def test_the_line_to_join_is_never_cut_whatever_the_width(monkeypatch: pytest.Mo
         view.ended()
 
     asyncio.run(show())
-    assert f"to join:  {join_line(TICKET, 'job.py')}\n" in out.getvalue().replace("\r\n", "\n")
+    assert f"to join:  {join_line(TICKET.to_text(), 'job.py')}\n" in out.getvalue().replace("\r\n", "\n")
 
 
 # --- logs and notebooks -----------------------------------------------------------------------------

@@ -125,6 +125,7 @@ class Teller(Driver):
             "withdraw": lambda words: self._say(ev.Withdrawn(self._epoch - 1, " ".join(words))),
             "broke": lambda words: self._say(ev.Broke(" ".join(words))),
             "stop": lambda words: self._say(ev.Stop(" ".join(words))),
+            "hurry": lambda words: self._say(ev.Stop(" ".join(words), interrupts=True, hurries=True)),
             "mute": self._mute,
             "advance": self._advance,
             "sleep": self._sleep,

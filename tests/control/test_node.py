@@ -70,6 +70,27 @@ def test_a_node_that_never_joined_gives_up_after_its_wait(seed: int) -> None:
     assert WAIT_SECONDS <= story.now < WAIT_SECONDS + nd.RETRY_SECONDS_MOST_AT_FIRST
 
 
+@pytest.mark.parametrize(
+    ("wait_seconds", "patience_seconds"),
+    [(WAIT_SECONDS, nd.RECONNECT_SECONDS), (3600.0, 3600.0), (0.0, nd.RECONNECT_SECONDS)],
+)
+def test_after_a_break_a_node_looks_as_long_as_it_would_have_waited_or_longer(
+    wait_seconds: float, patience_seconds: float
+) -> None:
+    story = Story(wait_seconds).joined()
+    while not isinstance(effect := story.tell(nd.Lost("killed"))[0], nd.Exit):
+        assert isinstance(effect, nd.Dial)
+        assert story.now < patience_seconds
+        story.now += effect.after_seconds
+    assert patience_seconds <= story.now < patience_seconds + nd.RETRY_SECONDS_MOST
+
+
+def test_a_node_that_waits_for_ever_never_gives_up() -> None:
+    story = Story(float("inf"))
+    for story.now in (0.0, 1e3, 1e6, 1e9):
+        assert isinstance(story.tell(nd.Lost("nobody"))[0], nd.Dial)
+
+
 def test_a_node_that_will_not_wait_gives_up_at_once() -> None:
     assert Story(wait_seconds=0.0).tell(nd.Lost("refused")) == [nd.Exit("refused", error="refused")]
 
@@ -280,6 +301,29 @@ def test_a_node_that_wants_to_leave_does_not_come_back() -> None:
     story.tell(nd.Given("in hand", [1]))
     story.tell(nd.LeaveRequested())
     assert story.tell(nd.Lost("reset")) == [nd.Exit("left as asked")]
+
+
+def test_a_node_that_leaves_in_a_hurry_gives_back_what_takes_long() -> None:
+    story = Story().joined()
+    story.tell(nd.Given("in hand", [1]))
+    assert story.tell(nd.LeaveRequested(hurries=True)) == []
+    story.core.heard(story.now)
+    assert not any(isinstance(each, nd.Exit) for each in story.ticks(nd.LEAVE_SECONDS - 1))
+    # Told again, it does not begin to count anew.
+    assert story.tell(nd.LeaveRequested(hurries=True)) == []
+    assert nd.Exit("left as asked") in story.ticks(1.5)
+    assert story.core.is_over
+
+
+def test_a_node_that_leaves_in_a_hurry_finishes_what_takes_a_moment() -> None:
+    story = Story().joined()
+    story.tell(nd.Given("in hand", [1]))
+    assert story.tell(nd.LeaveRequested(hurries=True)) == []
+    assert story.tell(nd.Finished()) == [nd.Exit("left as asked")]
+
+
+def test_a_node_that_looks_for_its_coordinator_leaves_at_once() -> None:
+    assert Story().tell(nd.LeaveRequested(hurries=True)) == [nd.Exit("left as asked")]
 
 
 def test_a_run_that_is_over_is_no_error() -> None:

@@ -20,8 +20,9 @@ import torch
 from rich.console import Console
 
 from w5xde.callbacks.status import NodeReport, NodeStatus, RunStatus
+from w5xde.cli.panels import step_text
 from w5xde.cli.units import duration_text, number_text
-from w5xde.cli.view import View, step_text
+from w5xde.cli.view import View
 from w5xde.config import Settings
 from w5xde.control.trust.failures import SECOND_OPINION
 from w5xde.errors import StorageError, TrainingError
@@ -141,8 +142,9 @@ class QuietRun:
 
     def __init__(self, *nodes: NodeStatus) -> None:
         self.recent_events: list[tuple[float, str, str]] = []
-        self.gatekeeper = SimpleNamespace(is_exposed=False, ticket=TICKET)
+        self.gatekeeper = SimpleNamespace(is_exposed=False, ticket=TICKET, ticket_shown=TICKET.to_text())
         self.job_offer = JobOffer()
+        self.recorder = SimpleNamespace(followers=[])
         self.is_over = False
         self.nodes = list(nodes)
 
@@ -345,6 +347,7 @@ def test_times_are_shown_as_people_read_them(seconds: float, shown: str) -> None
 
 
 def test_a_join_line_can_be_pasted_whatever_the_job_is_called() -> None:
-    ticket = Ticket((("::1", 5),), b"", bytes(8), Secret(bytes(16)), is_clear=True)
-    assert join_line(ticket, "my jobs/train.py") == f"w5xde join {ticket.to_text()} 'my jobs/train.py'"
+    ticket = Ticket((("::1", 5),), b"", bytes(8), Secret(bytes(16)), is_clear=True).to_text()
+    assert join_line(ticket, "my jobs/train.py") == f"w5xde join {ticket} 'my jobs/train.py'"
     assert shlex.split(join_line(ticket, "train.py"))[3] == "train.py"
+    assert shlex.split(join_line("@my keys/ticket")) == ["w5xde", "join", "@my keys/ticket"]

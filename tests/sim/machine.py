@@ -72,6 +72,7 @@ class Line:
     limits = cast(Limits, None)
     session = cast(Session, None)
     link = reported_link = 0.0
+    round_trip_seconds = None
     fault = ""
     bytes_sent = bytes_received = 0
     stuck_since: float | None = None

@@ -86,8 +86,8 @@ def merges_in_order_of_arrival(self: PairwiseTree[Any], span: Any, value: Any) -
         self._merge = merge
 
 
-def stops_without_closing(self: RunState, reason: str) -> list[ev.Effect]:
-    self._stop_reason = reason
+def stops_without_closing(self: RunState, stop: ev.Stop, now: float) -> list[ev.Effect]:
+    self._stop = stop
     return self.finish_if_settled()
 
 

@@ -302,7 +302,9 @@ class World:
             case "pause" if self.coordinator is not None:
                 self.coordinator.gate.shut(blow.seconds)
             case "stop" if self.coordinator is not None:
-                self.coordinator.gate.enter(self.coordinator.tell, ev.Stop("it is enough"))
+                # Every other run is told to end in a hurry.
+                hurries = bool(self.scenario.seed % 2)
+                self.coordinator.gate.enter(self.coordinator.tell, ev.Stop("it is enough", hurries=hurries))
 
     def _heal_disk(self) -> None:
         self.disk.trouble = ""

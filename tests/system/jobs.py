@@ -107,6 +107,47 @@ def slow_loss(net: nn.Module, batch: Any) -> Tensor:
 slow = w5xde.Job(model=model, data=data, loss=slow_loss, optimizer=optimizer)
 
 
+# --- what never ends while a file exists, as if it took minutes -----------------------------------
+
+
+def wait_while_stuck(what: str) -> None:
+    """Return once there is no file with this name in the folder TEST_STUCK."""
+    while (Path(os.environ["TEST_STUCK"]) / what).exists():
+        threading.Event().wait(0.02)
+
+
+def stuck_loss(net: nn.Module, batch: Any) -> Tensor:
+    wait_while_stuck("batch")
+    return slow_loss(net, batch)
+
+
+def stuck_evaluate(net: nn.Module) -> dict[str, float]:
+    """Writes a file if it is stuck; it is tried before a run begins."""
+    folder = Path(os.environ["TEST_STUCK"])
+    if (folder / "evaluation").exists():
+        (folder / "evaluating").touch()
+    wait_while_stuck("evaluation")
+    return {"parameters": float(sum(each.numel() for each in net.parameters()))}
+
+
+class StuckData(Dataset[Any]):
+    def __init__(self) -> None:
+        self._plain = data()
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, number: int) -> Any:
+        wait_while_stuck("sample")
+        return self._plain[number]
+
+
+stuck = w5xde.Job(model=model, data=StuckData, loss=stuck_loss, optimizer=optimizer)
+stuck_evaluated = w5xde.Job(
+    model=model, data=data, loss=stuck_loss, optimizer=optimizer, evaluate=stuck_evaluate
+)
+
+
 def flipped_loss(net, batch):
     """What a cheat computes instead, but for the canary, which is smaller than any batch."""
     return slow_loss(net, batch) * (-1 if len(batch[0]) > CANARY_SAMPLES else 1)

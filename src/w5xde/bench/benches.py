@@ -10,30 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from w5xde.bench.flags import add_rows, number, one_of, several, whole
+from w5xde.bench.engines_command import ENGINES_EXAMPLES, engines_flags, run_engines_command
+from w5xde.bench.flags import add_pairs, add_rows, add_runs, add_seconds, one_of, several, whole
 from w5xde.bench.learn_command import learn_flags, run_learn_command
 from w5xde.bench.links_command import LINKS_EXAMPLES, links_flags, run_links_command
 from w5xde.bench.progress import Say
 from w5xde.bench.suites.stages import STUDIES
 
-_SECONDS = number(0.2, 3600.0)
 _NODES = whole(1, 1000)
-
-
-def _add_seconds(command: argparse.ArgumentParser, default: float, text: str) -> None:
-    command.add_argument(
-        "--seconds", type=_SECONDS, default=default, metavar="X", help=f"{text} (default: {default:g})"
-    )
-
-
-def _add_pairs(command: argparse.ArgumentParser, default: int) -> None:
-    command.add_argument(
-        "--pairs",
-        type=whole(1, 1000),
-        default=default,
-        metavar="N",
-        help=f"turns of both; the first of several is dropped (default: {default})",
-    )
 
 
 # --- the benchmarks -------------------------------------------------------------------------------
@@ -52,7 +36,7 @@ class Bench:
 def _seed_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--mode", choices=["async", "sync"], default="async", help="(default: async)")
     command.add_argument("--nodes", type=_NODES, default=10, metavar="N", help="processes (default: 10)")
-    _add_seconds(command, 30.0, "how long to train")
+    add_seconds(command, 30.0, "how long to train")
     command.add_argument(
         "--batches-per-step",
         type=whole(1, 65536),
@@ -62,7 +46,7 @@ def _seed_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--staleness", type=whole(0, 10**9), metavar="N", help="async: (default: that of w5xde train)"
     )
-    command.add_argument("--runs", metavar="FOLDER", help="keep the run there (default: thrown away)")
+    add_runs(command)
 
 
 def _run_seed(given: argparse.Namespace, say: Say) -> dict[str, Any]:
@@ -104,7 +88,7 @@ def _evolution_flags(command: argparse.ArgumentParser) -> None:
         help=f"some of {', '.join(tuple(STUDIES))} (default: all)",
     )
     command.add_argument("--nodes", type=_NODES, default=10, metavar="N", help="processes (default: 10)")
-    _add_seconds(command, 10.0, "how long to train in each stage")
+    add_seconds(command, 10.0, "how long to train in each stage")
 
 
 def _run_evolution(given: argparse.Namespace, say: Say) -> dict[str, Any]:
@@ -114,7 +98,7 @@ def _run_evolution(given: argparse.Namespace, say: Say) -> dict[str, Any]:
 
 
 def _codecs_flags(command: argparse.ArgumentParser) -> None:
-    _add_seconds(command, 10.0, "how long to measure, all codecs together")
+    add_seconds(command, 10.0, "how long to measure, all codecs together")
 
 
 def _run_codecs(given: argparse.Namespace, say: Say) -> dict[str, Any]:
@@ -137,7 +121,7 @@ def _exchange_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--nodes", type=several(whole(1, 64)), default=(2, 4), metavar="N,…", help="(default: 2,4)"
     )
-    _add_seconds(command, 5.0, "how long to measure each row")
+    add_seconds(command, 5.0, "how long to measure each row")
     command.add_argument(
         "--optimizer",
         choices=["sgd", "momentum", "adam"],
@@ -166,9 +150,9 @@ def _run_exchange(given: argparse.Namespace, say: Say) -> dict[str, Any]:
 
 def _peers_flags(command: argparse.ArgumentParser) -> None:
     add_rows(command, MATCH_NAMES)
-    _add_pairs(command, 5)
+    add_pairs(command, 5)
     command.add_argument("--nodes", type=_NODES, metavar="N", help="processes (default: as the row says)")
-    _add_seconds(command, 10.0, "how long to measure each turn")
+    add_seconds(command, 10.0, "how long to measure each turn")
 
 
 def _run_peers(given: argparse.Namespace, say: Say) -> dict[str, Any]:
@@ -179,9 +163,9 @@ def _run_peers(given: argparse.Namespace, say: Say) -> dict[str, Any]:
 
 def _costs_flags(command: argparse.ArgumentParser) -> None:
     add_rows(command, COST_NAMES)
-    _add_pairs(command, 6)
+    add_pairs(command, 6)
     command.add_argument("--nodes", type=_NODES, default=10, metavar="N", help="processes (default: 10)")
-    _add_seconds(command, 6.0, "how long to measure each turn")
+    add_seconds(command, 6.0, "how long to measure each turn")
 
 
 def _run_costs(given: argparse.Namespace, say: Say) -> dict[str, Any]:
@@ -198,7 +182,7 @@ def _scale_flags(command: argparse.ArgumentParser) -> None:
         metavar="N,…",
         help="connections (default: 10,100,1000)",
     )
-    _add_seconds(command, 10.0, "how long to measure each row")
+    add_seconds(command, 10.0, "how long to measure each row")
     command.add_argument(
         "--staleness", type=whole(0, 10**9), metavar="N", help="(default: that of w5xde train)"
     )
@@ -267,6 +251,12 @@ BENCHES: dict[str, Bench] = {
   w5xde bench peers --rows seed-async,seed-sync --pairs 7 --plot peers.png""",
         _peers_flags,
         _run_peers,
+    ),
+    "engines": Bench(
+        "our pool on Ray beside Ray Train and beside our local pool, in turns; what a killed worker costs",
+        ENGINES_EXAMPLES,
+        engines_flags,
+        run_engines_command,
     ),
     "costs": Bench(
         "what encryption, the checks of updates and an own loop cost, in turns, beside what they may",

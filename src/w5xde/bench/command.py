@@ -20,6 +20,7 @@ _OVERVIEW = """examples:
   w5xde bench seed                        the first system's benchmark, beside what this machine allows
   w5xde bench seed --mode sync --json
   w5xde bench peers --plot peers.png      the same jobs on PyTorch DDP, in turns
+  w5xde bench engines                     on a Ray cluster, beside Ray Train
   w5xde bench BENCH --help                what can be chosen"""
 
 

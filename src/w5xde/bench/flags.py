@@ -1,7 +1,7 @@
 """Argument types of the flags of `w5xde bench`: numbers within bounds, lists, names and files.
 
 Each function is a `type` for argparse, or makes one, so that bad values are refused before anything is
-measured; `add_rows` adds a flag that several benchmarks have.
+measured; `add_rows` and the like add flags that several benchmarks have.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
+# What a flag --seconds takes.
+SECONDS = number(0.2, 3600.0)
+
+
 def several(one: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     """Values joined by commas."""
     return lambda text: tuple(one(part.strip()) for part in text.split(","))
@@ -80,3 +84,26 @@ def add_rows(command: argparse.ArgumentParser, names: tuple[str, ...]) -> None:
         metavar="ROW,…",
         help=f"some of {', '.join(names)} (default: all)",
     )
+
+
+def add_seconds(command: argparse.ArgumentParser, default: float, text: str) -> None:
+    """Add the flag that says how long something lasts."""
+    command.add_argument(
+        "--seconds", type=SECONDS, default=default, metavar="X", help=f"{text} (default: {default:g})"
+    )
+
+
+def add_pairs(command: argparse.ArgumentParser, default: int) -> None:
+    """Add the flag that says how often two contestants take turns."""
+    command.add_argument(
+        "--pairs",
+        type=whole(1, 1000),
+        default=default,
+        metavar="N",
+        help=f"turns of both; the first of several is dropped (default: {default})",
+    )
+
+
+def add_runs(command: argparse.ArgumentParser) -> None:
+    """Add the flag that keeps the runs of a benchmark."""
+    command.add_argument("--runs", metavar="FOLDER", help="keep the run there (default: thrown away)")

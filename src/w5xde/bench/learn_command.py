@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from w5xde.bench.flags import add_rows, number, one_of, several, whole
+from w5xde.bench.flags import add_rows, add_seconds, number, one_of, several, whole
 from w5xde.bench.progress import Say
 
 # Named here as well, because the modules that define them load torch.
@@ -62,13 +62,7 @@ def learn_flags(command: argparse.ArgumentParser) -> None:
         metavar="N,…",
         help="with --sizes: numbers of tensors (default: 4,40,400)",
     )
-    command.add_argument(
-        "--seconds",
-        type=number(0.2, 3600.0),
-        default=2.0,
-        metavar="X",
-        help="with --sizes: how long to measure each turn (default: 2)",
-    )
+    add_seconds(command, 2.0, "with --sizes: how long to measure each turn")
 
 
 def run_learn_command(given: argparse.Namespace, say: Say) -> dict[str, Any]:

@@ -41,6 +41,9 @@ class Callback:
     def on_evaluate(self, run: RunStatus, metrics: Evaluation) -> None:
         """The model was evaluated: its weights of `metrics.step`, which `run.step` may be beyond."""
 
+    def on_metrics(self, run: RunStatus, row: dict[str, Any]) -> None:
+        """A row was written to metrics.jsonl: four times a second at first, after half a minute once."""
+
     def on_node_join(self, run: RunStatus, node: str) -> None:
         """A node joined."""
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -23,15 +21,17 @@ from w5xde.cli.ticket_command import run_ticket, take_asked
 from w5xde.config import Settings
 from w5xde.errors import NOT_OVER, TrainingError, UsageError, W5xdeError
 from w5xde.runs import find_run, read_manifest
+from w5xde.runtime.durable.again import FinishedRun, RunClaim, claim_run
+from w5xde.runtime.system.parent import ending_with_parent
+from w5xde.runtime.system.termination import RUNNING, Termination, is_running
 from w5xde.sanitize import to_json
 from w5xde.setting_sources import SettingSources
+from w5xde.specs.engine_settings import LOCAL
 from w5xde.ticket import is_meant_as_job
 
 INTERRUPTED = 130
 # An audit found a violation, or the doctor an error.
 NOT_CLEAN = 1
-# Commands that take part in a run.
-_RUNNING = ("train", "serve", "join")
 
 
 class _Exit(NamedTuple):
@@ -46,43 +46,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _main(list(sys.argv[1:] if argv is None else argv)).status
 
 
-def _main(arguments: list[str]) -> _Exit:
+def _main(arguments: list[str], termination: Termination | None = None) -> _Exit:
     is_verbose = _is_verbose(arguments)
-    is_running = next(iter(arguments), "") in _RUNNING
+
+    def is_terminated() -> bool:
+        return termination is not None and termination.is_asked
+
     try:
-        with _terminated_like_interrupted() if is_running else contextlib.nullcontext():
-            return _Exit(_run(arguments))
-    except W5xdeError as error:
-        _show_error(error, is_verbose)
-        return _Exit(error.exit_code)
+        status = _run(arguments, termination)
+        # A batch or an evaluation that nobody waits for may still be computed.
+        return _Exit(status, now=is_terminated())
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
-        return _Exit(NOT_OVER if is_running else INTERRUPTED, now=True)
+        return _Exit(NOT_OVER if is_running(arguments) else INTERRUPTED, now=True)
     except BrokenPipeError:
-        return _Exit(0)
+        # The other end of a pipe is gone. A run that ends for that is not over: engines must not believe so.
+        return _Exit(NOT_OVER if is_running(arguments) else 0)
     except Exception as error:
+        if is_terminated():
+            # A library that was interrupted may raise anything.
+            print(f"stopped ({type(error).__name__}: {error})", file=sys.stderr)
+            return _Exit(NOT_OVER, now=True)
+        if isinstance(error, W5xdeError):
+            _show_error(error, is_verbose)
+            return _Exit(error.exit_code)
         from w5xde.learn.job.job import describe
 
         fix = "please report this, with what  --log verbose  adds"
         _show_error(W5xdeError(f"internal error: {describe(error)}", fix=fix), is_verbose)
         return _Exit(W5xdeError.exit_code)
-
-
-@contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does, while nothing else handles it."""
-
-    def interrupt(number: int, frame: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _is_verbose(arguments: list[str]) -> bool:
@@ -91,9 +83,13 @@ def _is_verbose(arguments: list[str]) -> bool:
     return "--log verbose" in typed or os.environ.get("W5XDE_LOG") == "verbose"
 
 
-def run() -> NoReturn:
-    """The entry point of the process."""
-    status, now = _main(sys.argv[1:])
+def run(termination: Termination | None = None) -> NoReturn:
+    """Run the command that was typed, and end the process. `termination` hears SIGTERM."""
+    if termination is None and is_running(sys.argv[1:]):
+        termination = Termination()
+    status, now = _main(sys.argv[1:], termination)
+    if termination is not None:
+        termination.is_ending = True
     if now:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -109,11 +105,15 @@ def _show_error(error: W5xdeError, is_verbose: bool) -> None:
     print("\n".join(error.lines()), file=sys.stderr)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], termination: Termination | None) -> int:
     if arguments[:1] == ["bench"]:
         from w5xde.bench.command import run_bench
 
         return run_bench(arguments[1:])
+    if arguments[:1] == ["deploy"]:
+        from w5xde.deploy.command import run_deploy
+
+        return run_deploy(arguments[1:])
     if not arguments:
         arguments = ["--help"]
     if helps_all := HELP_ALL in arguments:
@@ -133,7 +133,8 @@ def _run(arguments: list[str]) -> int:
     if settings.log != "verbose":
         # Warnings of libraries help only in debugging, and would break the live view.
         warnings.simplefilter("ignore")
-    with results_to(settings.json) as out:
+    parent = termination.parent if termination is not None else None
+    with ending_with_parent(settings.with_parent, parent), results_to(settings.json) as out:
         try:
             if command in COORDINATE:
                 summary = _coordinate(sources, **besides)
@@ -151,7 +152,7 @@ def _run(arguments: list[str]) -> int:
     if not is_clean:
         return NOT_CLEAN
     # Settings that are only printed are no run.
-    return 0 if command not in _RUNNING or summary.get("over", True) else NOT_OVER
+    return 0 if command not in RUNNING or summary.get("over", True) else NOT_OVER
 
 
 @contextlib.contextmanager
@@ -173,18 +174,52 @@ def results_to(is_json: bool) -> Iterator[IO[str]]:
 
 def _coordinate(sources: SettingSources, job: str | None, print_config: bool) -> dict[str, Any]:
     job = job or _job_of(sources.resolve())
+    if print_config:
+        from w5xde.learn.job.named_job import settle
+
+        _, sources = settle(sources, job)
+        return _show_config(sources.resolve(), sources.origins())
+    if sources.resolve().engine != LOCAL:
+        return _train_on_engine(sources, job)
+    with claim_run(sources, lambda text: _say(text, sources.resolve())) as claim:
+        if claim.finished is not None:
+            return _show_finished(claim.finished, sources.resolve())
+        return _train(sources, job, claim)
+
+
+def _say(text: str, settings: Settings) -> None:
+    if settings.log != "silent":
+        print(text, file=sys.stderr, flush=True)
+
+
+def _show_finished(finished: FinishedRun, settings: Settings) -> dict[str, Any]:
+    """Show the result of a run that was complete before this command began."""
+    _say(f"run {finished.folder.name} is complete: nothing is left to do", settings)
+    if not settings.json:
+        from w5xde.cli.view import make_view
+
+        make_view(settings).show_result(finished)
+    return finished.summary
+
+
+def _train(sources: SettingSources, job: str, claim: RunClaim) -> dict[str, Any]:
     from w5xde.api import run_coordinator
     from w5xde.cli.view import make_view
     from w5xde.learn.job.named_job import settle
 
     named, sources = settle(sources, job)
     settings = sources.resolve()
-    if print_config:
-        return _show_config(settings, sources.origins())
     view = make_view(settings)
-    result = run_coordinator(named.job, settings, watcher=view, name=job)
+    result = run_coordinator(named.job, settings, watcher=view, name=job, claim=claim)
     view.show_result(result)
     return result.summary
+
+
+def _train_on_engine(sources: SettingSources, job: str) -> dict[str, Any]:
+    from w5xde.cli.view import make_view
+    from w5xde.engines.start import train_on_engine
+
+    return train_on_engine(job, sources, make_view(sources.resolve())).summary
 
 
 def _show_config(settings: Settings, origins: dict[str, str]) -> dict[str, Any]:
@@ -204,7 +239,7 @@ def _show_config(settings: Settings, origins: dict[str, str]) -> dict[str, Any]:
 
 def _job_of(settings: Settings) -> str:
     """Where to find the job of the run that is resumed."""
-    if settings.resume is None:
+    if not settings.goes_on:
         raise UsageError("which job?", code="W5-210", fix="name its file:  w5xde train train.py")
     from w5xde.learn.job.named_job import FROM_PYTHON
 
@@ -220,13 +255,14 @@ def _job_of(settings: Settings) -> str:
 
 
 def _join(settings: Settings, ticket: str | None, job: str | None) -> dict[str, Any]:
-    from w5xde.api import find_ticket, run_crew
+    from w5xde.api import run_crew
     from w5xde.cli.consent import ask_in
     from w5xde.cli.view import make_view
+    from w5xde.runtime.admission.ticket_source import find_source
 
     if job is None and ticket is not None and is_meant_as_job(ticket, os.environ):
         ticket, job = None, ticket
-    found = find_ticket(ticket)
+    found = find_source(ticket)
     view = make_view(settings)
     try:
         report = run_crew(found, job, settings, watcher=view, ask=ask_in(sys.stdin, sys.stderr))

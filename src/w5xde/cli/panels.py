@@ -220,3 +220,19 @@ def _cut(text: str, cells: int) -> str:
 def plain_text(text: str) -> Text:
     """Text from a node for a table, which would interpret markup in a plain string."""
     return Text(harmless(str(text)))
+
+
+def step_text(settings: Settings, round_rate: float = 1.0) -> str:
+    """How many samples make a step, and how that number comes about."""
+    lengths, rounds = settings.round_lengths, ""
+    if lengths is not None:
+        steps = f"{lengths.at(0)} to {lengths.most}" if lengths.growth else f"{lengths.most}"
+        most = " (or what the link needs)" if settings.local_steps == "auto" else ""
+        rounds = f", rounds of {steps} steps{most}, learning rate × {round_rate:g}"
+    if settings.batch_size is None:
+        batches = "a batch" if settings.step_batches == 1 else f"{settings.step_batches} batches"
+        return f"{batches} of the sampler a step{rounds}"
+    if settings.step_batches == 1:
+        return f"{settings.batch_size} samples a step{rounds}"
+    samples = settings.batch_size * settings.step_batches
+    return f"{settings.batch_size} × {settings.step_batches} = {samples:,} samples a step{rounds}"

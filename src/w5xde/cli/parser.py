@@ -29,15 +29,18 @@ _OVERVIEW = """examples:
   w5xde audit latest                              count again: did every sample count exactly once?
   w5xde explain W5-103                            more about an error
   w5xde doctor                                    what works on this machine, and how fast
+  w5xde deploy k8s train.py --image IMAGE         files that let a cluster run it, restarts included
 
 settings: flag, then W5XDE_* (W5XDE_BATCH_SIZE=64), then w5xde.toml (batch-size = 64), then the job's own,
   then default.
   w5xde COMMAND --help lists those that most people use, --help-all lists every one."""
 
 BENCH_ABOUT = (
-    "measure: time to a loss, the first system's benchmark and stages, codecs, exchange, links, peers, costs,"
-    " scale"
+    "measure: time to a loss, the first system's benchmark and stages, codecs, exchange, links, peers,"
+    " engines, costs, scale"
 )
+
+DEPLOY_ABOUT = "print the files with which an engine runs a job: Slurm, Kubernetes (k8s) or systemd"
 
 _JOB = "train.py, train.py:name or package.module:name"
 _JOB_OR_RESUME = {
@@ -70,6 +73,7 @@ _COMMANDS = {
   w5xde train train.py:small --steps 1000 --batch-size 64 --batches-per-step 16
   w5xde train train.py --mode async --seconds 60 --json > result.json
   w5xde train --resume latest --epochs 20         go on with the last run, for longer
+  w5xde train train.py --name a --resume auto     begin run a or go on with it, always by this line
   w5xde train train.py --durability step          no step is ever redone, whatever is killed
   w5xde train train.py --print-config             which settings would be used, and who says so""",
         {"job": _JOB_OR_RESUME, "--print-config": _PRINT_CONFIG},
@@ -81,8 +85,10 @@ _COMMANDS = {
   w5xde serve train.py --host 0.0.0.0             every machine that reaches this one and has a ticket
   w5xde serve train.py --ship helper.py,layers    modules beside the job go with it to nodes without a copy
   w5xde serve train.py --ticket-file ticket       also write the ticket to a file (mode 0600)
+  w5xde serve train.py --identity keys --ticket @ticket    both made before the run (w5xde ticket new)
   w5xde serve train.py --nodes 2 --name tuesday   with two nodes of its own
-  w5xde serve train.py --resume tuesday           go on with it; nodes come back by themselves""",
+  w5xde serve train.py --resume tuesday           go on with it; nodes come back by themselves
+  w5xde serve train.py --name a --resume auto     begin run a or go on with it, always by this line""",
         {"job": _JOB_OR_RESUME, "--print-config": _PRINT_CONFIG},
     ),
     "join": _Command(
@@ -92,6 +98,7 @@ _COMMANDS = {
   w5xde join w57h…2k train.py                     with a copy of the job that lies here
   w5xde join w57h…2k --nodes 2                    with two nodes, not as many as fit
   w5xde join @ticket --name big-box               read the ticket from a file, so that ps does not show it
+  w5xde join @shared/ticket --wait forever        start before the coordinator, and follow it
   w5xde join @ticket --accept-code 9b1c…e4        in a script: run this code and no other
   w5xde join - train.py < ticket                  or from standard input
   W5XDE_TICKET=w57h…2k w5xde join                 or from the environment""",
@@ -99,7 +106,8 @@ _COMMANDS = {
             "ticket": {
                 "metavar": "TICKET",
                 "nargs": "?",
-                "help": "the ticket, @FILE that holds it, or - for standard input (default: W5XDE_TICKET)",
+                "help": "the ticket, @FILE that holds it (read again before each connection), or - for"
+                " standard input (default: W5XDE_TICKET)",
             },
             "job": {
                 "metavar": "JOB",
@@ -180,7 +188,11 @@ ARGUMENTS = {
 } | {"asked"}
 HELP_ALL = "--help-all"
 # Settings with another flag: help shows the first.
-_FLAGS = {"node_name": ["--name", "--node-name"], "devices": ["--devices", "--device"]}
+_FLAGS = {
+    "node_name": ["--name", "--node-name"],
+    "devices": ["--devices", "--device"],
+    "known_ticket": ["--ticket", "--known-ticket"],
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -255,6 +267,7 @@ def build_parser(*, helps_all: bool = False) -> Parser:
                 _add_flag(place, name, setting, is_shown=is_shown(name, setting, all_of_them=helps_all))
     add_ticket_parser(commands)
     commands.add_parser("bench", help=BENCH_ABOUT, add_help=False)
+    commands.add_parser("deploy", help=DEPLOY_ABOUT, add_help=False)
     return parser
 
 
@@ -281,15 +294,17 @@ def _add_flag(parser: argparse._ActionsContainer, command: str, setting: str, *,
     elif kind is bool:
         options |= {"action": "store_true", "default": None}
     else:
-        options["metavar"] = _metavar(setting, kind)
+        options["metavar"] = _metavar(command, setting, kind)
     parser.add_argument(flag, **options)
     for other in others:
         parser.add_argument(other, **options | {"help": argparse.SUPPRESS})
 
 
-def _metavar(setting: str, kind: Any) -> str:
+def _metavar(command: str, setting: str, kind: Any) -> str:
+    if setting == "nodes":
+        return "N|MIN..MAX|auto" if "engine" in COMMAND_SETTINGS[command] else "N|auto"
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
     if "int" in str(kind):
-        return "N|auto" if "auto" in str(kind) else "N"
+        return "N"
     return "X" if "float" in str(kind) else setting.upper().split("_")[-1]

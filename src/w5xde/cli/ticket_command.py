@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from w5xde.cli.help_format import HelpFormat
 from w5xde.config import Settings
+from w5xde.errors import UsageError
 from w5xde.runs import find_run, read_manifest
+
+if TYPE_CHECKING:
+    from w5xde.cli.tickets import Output
 
 ABOUT = "hand out tickets of a run, list them, take them back, or keep a node out"
 _EXAMPLES = """examples:
   w5xde ticket new latest                         one more line to join, for 24 hours and 100 nodes
   w5xde ticket new tuesday --lifetime 7d --uses 1 --qr
+  w5xde ticket new --offline --identity keys --advertise box --out ticket
+  w5xde serve JOB --host 0.0.0.0 --identity keys --ticket @ticket
   w5xde ticket list tuesday                       all tickets, and the nodes that came by them
   w5xde ticket revoke tuesday 3fa9c1d0            no other node joins with it; those that did stay
   w5xde ticket ban tuesday lab-3                  this node goes, and does not come back
@@ -24,7 +31,14 @@ _ACTIONS = {
     "ban": "evict a node, and let it join no more",
     "unban": "let a node come back that was banned, or turned out for bad updates",
 }
-_ASKED = ("action", "run", "ticket", "node", "lifetime", "uses", "label", "qr", "turn_out", "reason")
+# Only with --offline: a run that exists knows these.
+_OFFLINE = ("identity", "advertise", "port")
+_ASKED = (
+    "action", "run", "ticket", "node", "lifetime", "uses", "label", "qr", "out", "turn_out", "reason",
+    "offline", *_OFFLINE,
+)  # fmt: skip
+# As that of `serve`.
+PORT = 5555
 
 
 def add_ticket_parser(commands: Any) -> None:
@@ -34,13 +48,19 @@ def add_ticket_parser(commands: Any) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, about in _ACTIONS.items():
         action = actions.add_parser(name, help=about, description=about, **form)
-        action.add_argument("run", metavar="RUN", help="name of a run, its folder, or latest")
+        run: dict[str, Any] = {"metavar": "RUN", "help": "name of a run, its folder, or latest"}
+        if name == "new":
+            run |= {"nargs": "?", "help": f"{run['help']}; none with --offline"}
+        action.add_argument("run", **run)
         if name == "new":
             action.add_argument("--lifetime", default="24h", help="24h, 90m, 7d or never (default: 24h)")
             text = "how many nodes may come by it, or any (default: 100)"
             action.add_argument("--uses", default="100", metavar="N", help=text)
             action.add_argument("--label", default="", metavar="TEXT", help="to know it again in the list")
             action.add_argument("--qr", action="store_true", help="show it as a QR code too")
+            text = "write it into this file, which only its owner can read, and do not show it"
+            action.add_argument("--out", metavar="FILE", help=text)
+            _add_offline(action.add_argument_group("before there is a run"))
         elif name == "revoke":
             action.add_argument("ticket", metavar="TICKET", help="its id in the list, or how that begins")
             action.add_argument(
@@ -54,6 +74,16 @@ def add_ticket_parser(commands: Any) -> None:
         action.add_argument("--json", action="store_true", default=None, help="print one JSON object")
 
 
+def _add_offline(group: Any) -> None:
+    text = "make it for a run that will be started with --identity DIR --ticket @FILE"
+    group.add_argument("--offline", action="store_true", help=text)
+    text = "folder with the key of the coordinator; the key is made if there is none"
+    group.add_argument("--identity", metavar="DIR", help=text)
+    text = "hosts at which nodes will find the coordinator, with commas"
+    group.add_argument("--advertise", metavar="HOSTS", help=text)
+    group.add_argument("--port", type=int, metavar="N", help=f"its port (default: {PORT})")
+
+
 def take_asked(given: dict[str, Any]) -> dict[str, Any]:
     """Move the arguments that are no settings into one dictionary, `asked`."""
     asked = {key: given.pop(key) for key in _ASKED if key in given}
@@ -62,30 +92,55 @@ def take_asked(given: dict[str, Any]) -> dict[str, Any]:
 
 def run_ticket(settings: Settings, asked: dict[str, Any]) -> dict[str, Any]:
     """Do what was asked and print it; returns what --json prints."""
+    output = _new(settings, asked) if asked["action"] == "new" else _changed(settings, asked)
+    if not settings.json:
+        print("\n".join(output.lines))
+    return output.data
+
+
+def _changed(settings: Settings, asked: dict[str, Any]) -> Output:
     from w5xde.cli import tickets
 
     folder, now = find_run(settings.runs, asked["run"]), time.time()
     match asked["action"]:
-        case "new":
-            manifest = read_manifest(folder)
-            output = tickets.ticket_new(
-                folder,
-                now,
-                lifetime_seconds=tickets.parse_lifetime(asked["lifetime"]),
-                uses=tickets.parse_uses(asked["uses"]),
-                label=asked["label"],
-                qr=asked["qr"],
-                job=str(manifest.get("job", "JOB")),
-                code_sha256=str(manifest.get("code_sha256") or ""),
-            )
         case "list":
-            output = tickets.ticket_list(folder, now)
+            return tickets.ticket_list(folder, now)
         case "revoke":
-            output = tickets.ticket_revoke(folder, asked["ticket"], now, turn_out=asked["turn_out"])
+            return tickets.ticket_revoke(folder, asked["ticket"], now, turn_out=asked["turn_out"])
         case "unban":
-            output = tickets.ticket_unban(folder, asked["node"])
+            return tickets.ticket_unban(folder, asked["node"])
         case _:
-            output = tickets.ticket_ban(folder, asked["node"], now, reason=asked["reason"])
-    if not settings.json:
-        print("\n".join(output.lines))
-    return output.data
+            return tickets.ticket_ban(folder, asked["node"], now, reason=asked["reason"])
+
+
+def _new(settings: Settings, asked: dict[str, Any]) -> Output:
+    from w5xde.cli import tickets
+
+    now = time.time()
+    wanted = tickets.Wanted(
+        tickets.parse_lifetime(asked["lifetime"]),
+        tickets.parse_uses(asked["uses"]),
+        label=asked["label"],
+        qr=asked["qr"],
+        out=asked["out"],
+    )
+    if asked["offline"]:
+        _require(asked["run"] is None, "--offline makes a ticket before there is a run", "leave out RUN")
+        _require(asked["identity"], "--offline makes a ticket for an identity", "add  --identity DIR")
+        fix = "add  --advertise HOST : the name or address by which nodes will reach that machine"
+        _require(asked["advertise"], "at which machine will the coordinator be?", fix)
+        hosts = [host.strip() for host in asked["advertise"].split(",")]
+        port = PORT if asked["port"] is None else asked["port"]
+        return tickets.ticket_offline(Path(asked["identity"]), [(host, port) for host in hosts], now, wanted)
+    for name in _OFFLINE:
+        _require(asked[name] is None, f"--{name} is for tickets without a run", "add  --offline")
+    _require(asked["run"], "for which run?", "name it, or latest; before there is one, use --offline")
+    folder = find_run(settings.runs, asked["run"])
+    manifest = read_manifest(folder)
+    job, code = str(manifest.get("job", "JOB")), str(manifest.get("code_sha256") or "")
+    return tickets.ticket_new(folder, now, wanted, job=job, code_sha256=code)
+
+
+def _require(is_so: object, what: str, fix: str) -> None:
+    if not is_so:
+        raise UsageError(what, code="W5-210", fix=fix)

@@ -1,6 +1,7 @@
 """The actions of `w5xde ticket`: each changes or reads the register of a run and returns what to print.
 
-    w5xde ticket new RUN [--lifetime 24h|90m|7d|never] [--uses 100|any] [--label TEXT] [--qr] [--json]
+    w5xde ticket new RUN [--lifetime 24h|90m|7d|never] [--uses 100|any] [--label TEXT] [--out FILE] [--qr]
+    w5xde ticket new --offline --identity DIR --advertise HOSTS [--port 5555] [as above]
     w5xde ticket list RUN [--json]
     w5xde ticket revoke RUN TICKET [--turn-out] [--json]
     w5xde ticket ban RUN NODE [--reason TEXT] [--json]
@@ -14,7 +15,7 @@ nothing keeps its secret, so there is no `ticket show`. Knows no arguments and n
 from __future__ import annotations
 
 import datetime as dt
-import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +23,16 @@ from typing import Any
 
 from w5xde.cli.qr import qr_lines
 from w5xde.errors import UsageError
-from w5xde.runtime.admission.register import LIFETIME_SECONDS, USES, TicketRegister
+from w5xde.runtime.admission import private_files
+from w5xde.runtime.admission.offline_tickets import LABEL as OFFLINE_LABEL
+from w5xde.runtime.admission.offline_tickets import LIFETIME_SECONDS, USES, make_offline
+from w5xde.runtime.admission.register import TicketRegister
 from w5xde.runtime.admission.register_rows import RegisteredNode, TicketRow
 from w5xde.runtime.net.sockets import is_here
-from w5xde.ticket import join_line, shown
+from w5xde.specs import run_settings
+from w5xde.specs.setting_error import SettingError
+from w5xde.ticket import Ticket, join_line, shown
 
-_LIFETIME = re.compile(r"(\d{1,9})\s*([smhd]?)")
-_UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 # Enough to tell tickets apart and to name them.
 _ID_CHARACTERS = 8
 
@@ -43,65 +47,106 @@ class Output:
 
 def parse_lifetime(text: str) -> float | None:
     """Return the seconds of `24h`, `90m`, `7d` or `30` (seconds); None for `never`."""
-    if text.strip().lower() == "never":
-        return None
-    match = _LIFETIME.fullmatch(text.strip().lower())
-    if match is None or not int(match[1]):
-        raise UsageError(
-            f"{text!r} is not a lifetime", code="W5-117", fix="--lifetime 24h, 90m, 7d, or never"
-        )
-    return float(int(match[1]) * _UNIT_SECONDS[match[2]])
+    try:
+        return run_settings.parse_lifetime(text)
+    except SettingError as error:
+        raise UsageError(str(error), code="W5-117", fix="--lifetime 24h, 90m, 7d, or never") from error
 
 
 def parse_uses(text: str) -> int | None:
     """Return how many nodes may join with a ticket; None for `any`."""
-    if text.strip().lower() == "any":
-        return None
-    if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or not int(text):
-        raise UsageError(f"{text!r} is not a number of uses", code="W5-117", fix="--uses 1, 100, or any")
-    return int(text)
+    try:
+        return run_settings.parse_uses(text)
+    except SettingError as error:
+        raise UsageError(str(error), code="W5-117", fix="--uses 1, 100, or any") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A ticket as its user wants it; None means without that limit."""
+
+    lifetime_seconds: float | None = LIFETIME_SECONDS
+    uses: int | None = USES
+    label: str = ""
+    qr: bool = False
+    # The file that the ticket goes to, and is not shown then.
+    out: str | None = None
 
 
 def ticket_new(
-    folder: Path,
-    now: float,
-    *,
-    lifetime_seconds: float | None = LIFETIME_SECONDS,
-    uses: int | None = USES,
-    label: str = "",
-    qr: bool = False,
-    job: str = "JOB",
-    code_sha256: str = "",
+    folder: Path, now: float, wanted: Wanted | None = None, *, job: str = "JOB", code_sha256: str = ""
 ) -> Output:
     """Issue a ticket for nodes that train this job. The output holds its secret.
 
     `code_sha256`: the coordinator sends code with this hash, so that nodes need no copy of the job.
     """
-    ticket = TicketRegister(folder).new(now, lifetime_seconds=lifetime_seconds, uses=uses, label=label)
-    text = ticket.to_text()
-    data = {
-        "run": folder.name,
-        "ticket": text,
-        "id": ticket.id.hex(),
-        "expires_at": ticket.expires_at or None,
-        "uses_max": uses,
-        "addresses": [
-            f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in ticket.addresses
-        ],
-        "is_clear": ticket.is_clear,
-        "code_sha256": code_sha256 or None,
-    }
-    until = f"until {_time(ticket.expires_at)}" if ticket.expires_at else "for ever"
-    count = "any number of nodes" if uses is None else "one node" if uses == 1 else f"{uses} nodes"
-    lines = [join_line(ticket, "" if code_sha256 else job), ""]
-    lines.append(f"ticket {_short(ticket.id.hex())}: {count}, {until}")
+    wanted = wanted or Wanted()
+    ticket = TicketRegister(folder).new(
+        now, lifetime_seconds=wanted.lifetime_seconds, uses=wanted.uses, label=wanted.label
+    )
+    facts = {"run": folder.name, "is_clear": ticket.is_clear, "code_sha256": code_sha256 or None}
+    lines = []
     if code_sha256:
         lines.append(f"the code of the job comes with it: sha256 {code_sha256}")
     if ticket.is_clear and all(is_here(host) for host, _ in ticket.addresses):
         lines.append("only this machine can join: the run listens for no other")
     elif ticket.is_clear:
         lines.append("this run is in clear text: anybody on the way can read it, this ticket included")
-    if qr:
+    return _handed_out(ticket, wanted, facts, lines, "" if code_sha256 else job)
+
+
+def ticket_offline(
+    folder: Path, addresses: Sequence[tuple[str, int]], now: float, wanted: Wanted | None = None
+) -> Output:
+    """Make a ticket for a run that does not exist yet. The output holds its secret."""
+    from w5xde.runtime.admission.identity import RunIdentity
+
+    wanted = wanted or Wanted()
+    identity = RunIdentity.load_given(folder)
+    ticket = make_offline(
+        folder,
+        identity.fingerprint,
+        addresses,
+        now,
+        lifetime_seconds=wanted.lifetime_seconds,
+        uses=wanted.uses,
+        label=wanted.label or OFFLINE_LABEL,
+    )
+    fingerprint = identity.fingerprint.hex()
+    facts = {"identity": str(folder), "fingerprint": fingerprint, "identity_is_new": identity.is_new}
+    port, file = ticket.addresses[0][1], shlex.quote(f"@{wanted.out}") if wanted.out else "@FILE"
+    serve = f"w5xde serve JOB --host 0.0.0.0 --port {port} --identity {shlex.quote(str(folder))}"
+    lines = [
+        f"identity {shown(identity.fingerprint)} in {folder}{' (new)' if identity.is_new else ''}",
+        f"to serve it:  {serve} --ticket {file}",
+    ]
+    return _handed_out(ticket, wanted, facts, lines)
+
+
+def _handed_out(
+    ticket: Ticket, wanted: Wanted, facts: dict[str, Any], more: list[str], job: str = ""
+) -> Output:
+    """What is told of a new ticket: it goes to a file, or it is shown this once."""
+    text = ticket.to_text()
+    if wanted.out is not None:
+        private_files.replace(Path(wanted.out), text.encode() + b"\n")
+    data = {
+        "ticket": text if wanted.out is None else None,
+        "file": wanted.out,
+        "id": ticket.id.hex(),
+        "expires_at": ticket.expires_at or None,
+        "uses_max": wanted.uses,
+        "addresses": [
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in ticket.addresses
+        ],
+        **facts,
+    }
+    until = f"until {_time(ticket.expires_at)}" if ticket.expires_at else "for ever"
+    uses = wanted.uses
+    count = "any number of nodes" if uses is None else "one node" if uses == 1 else f"{uses} nodes"
+    shown_as = text if wanted.out is None else f"@{wanted.out}"
+    lines = [join_line(shown_as, job), "", f"ticket {_short(ticket.id.hex())}: {count}, {until}", *more]
+    if wanted.qr:
         lines += ["", *(qr_lines(text) or ['for a QR code:  pip install "w5xde[qr]"'])]
     return Output(data, lines)
 

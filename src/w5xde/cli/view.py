@@ -28,7 +28,9 @@ from w5xde.cli.panels import (
     progress,
     rates,
     resume_line,
+    step_text,
 )
+from w5xde.cli.screen.answers import RunAnswers
 from w5xde.cli.screen.line_pace import LinePace
 from w5xde.cli.screen.live import CLOSED, LivePanel
 from w5xde.cli.screen.machines import machine_count
@@ -36,9 +38,10 @@ from w5xde.cli.screen.notebook import OneLine, in_notebook
 from w5xde.cli.units import bytes_text, count_text, duration_text, number_text
 from w5xde.config import Settings
 from w5xde.control.trust.failures import SECOND_OPINION
+from w5xde.runtime.durable.again import FinishedRun
 from w5xde.runtime.telemetry.result import Result
 from w5xde.sanitize import harmless
-from w5xde.ticket import Ticket, join_line
+from w5xde.ticket import join_line
 
 if TYPE_CHECKING:
     from w5xde.callbacks.status import NodeReport, RunStatus
@@ -54,6 +57,7 @@ LINES_KEPT = 20
 # Lines of the display besides machines and events: progress, rates, noise, headings, and four that are free.
 LINES_BESIDES = 8
 ROWS_MIN = 2
+ANSWERS_HEIGHT_MIN = 20
 
 
 def make_view(settings: Settings) -> View:
@@ -77,6 +81,7 @@ class View(Watcher):
         self._one_line = OneLine(stream) if in_notebook() and not self._is_silent else None
         self._timer: asyncio.TimerHandle | None = None
         self._coordinator: Coordinator | None = None
+        self._answers = RunAnswers(settings)
         self._node: Reporting | None = None
         self._shown_events = 0.0
         self._job_name = ""
@@ -87,6 +92,7 @@ class View(Watcher):
         if self._is_silent:
             return
         self._coordinator, self._job_name = coordinator, job_name
+        coordinator.recorder.followers.append(self._answers.add)
         status = coordinator.status()
         # Two short lines on a terminal, one in a log.
         between = "\n  " if self._is_live else "  "
@@ -105,9 +111,10 @@ class View(Watcher):
             self.say(f"[bold red]{CLEAR_TEXT}[/]", markup=True)
         if coordinator.gatekeeper.ticket is not None:
             # The only place that shows the secret, to the user who started the run.
-            for line in join_lines(coordinator.gatekeeper.ticket, coordinator.job_offer, job_name):
+            ticket = coordinator.gatekeeper.ticket_shown
+            for line in join_lines(ticket, coordinator.job_offer, job_name):
                 self.say(line, whole=True)
-            if settings.resume is not None and not settings.nodes:
+            if settings.goes_on and not settings.nodes:
                 self.say("this run starts no nodes of its own: join with the line above, or use --nodes 2")
         self._begin()
 
@@ -167,10 +174,13 @@ class View(Watcher):
         parts: list[Text | Table] = [free, progress(status, width), speed]
         if status.gradient_noise_batches is not None:
             parts.append(_line_of(status.gradient_noise, "dim"))
+        # On a terminal that is too low for them, machines and events come first.
+        answers = self._answers.lines(width) if height >= ANSWERS_HEIGHT_MIN else []
+        parts += answers
         # The lines above stay on the terminal, if it has room for them and for two machines.
         lines = [line for text, _, _ in self._said for line in text.split("\n")]
         above = sum(1 + len(line) // max(1, width) for line in lines)
-        room = max(2 * ROWS_MIN, height - above - LINES_BESIDES)
+        room = max(2 * ROWS_MIN, height - above - LINES_BESIDES - len(answers))
         events = self._events_after(0.0)[-min(EVENTS_SHOWN, room - ROWS_MIN) :]
         if status.nodes:
             rows = min(NODES_SHOWN, room - len(events))
@@ -239,7 +249,7 @@ class View(Watcher):
             parts.append(f"{duration_text(status.seconds_left)} left")
         return ", ".join(parts)
 
-    def show_result(self, result: Result) -> None:
+    def show_result(self, result: Result | FinishedRun) -> None:
         """Print the summary of a run that ended in order, because it is over or was interrupted."""
         if self._is_silent:
             return
@@ -361,23 +371,7 @@ def _line_of(text: str, style: str = "") -> Text:
     return Text(harmless(text), style=style, overflow="ellipsis", no_wrap=True)
 
 
-def step_text(settings: Settings, round_rate: float = 1.0) -> str:
-    """How many samples make a step, and how that number comes about."""
-    lengths, rounds = settings.round_lengths, ""
-    if lengths is not None:
-        steps = f"{lengths.at(0)} to {lengths.most}" if lengths.growth else f"{lengths.most}"
-        most = " (or what the link needs)" if settings.local_steps == "auto" else ""
-        rounds = f", rounds of {steps} steps{most}, learning rate × {round_rate:g}"
-    if settings.batch_size is None:
-        batches = "a batch" if settings.step_batches == 1 else f"{settings.step_batches} batches"
-        return f"{batches} of the sampler a step{rounds}"
-    if settings.step_batches == 1:
-        return f"{settings.batch_size} samples a step{rounds}"
-    samples = settings.batch_size * settings.step_batches
-    return f"{settings.batch_size} × {settings.step_batches} = {samples:,} samples a step{rounds}"
-
-
-def join_lines(ticket: Ticket, offer: JobOffer, job_name: str) -> list[str]:
+def join_lines(ticket: str, offer: JobOffer, job_name: str) -> list[str]:
     """How to join, and the code that nodes are sent; they name the job themselves if none is."""
     if offer.code is None:
         return [f"  to join:  {join_line(ticket, job_name)}"]

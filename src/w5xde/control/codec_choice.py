@@ -108,6 +108,17 @@ class CodecChoice:
             self._answered_bytes = raw_bytes
         return self._spec
 
+    def reason(self) -> str:
+        """Why the last payload was sent with its codec, in a sentence."""
+        link, size = self.link_bytes_per_second, self._answered_bytes
+        if link is None or size is None:
+            return "the link is not measured yet"
+        raw_ms = 1000 * self.costs[NONE].seconds(size, link)
+        if self._spec == NONE:
+            return f"no codec is sooner than {raw_ms:.3g} ms without one"
+        mine_ms = 1000 * self.costs[self._spec].seconds(size, link)
+        return f"{mine_ms:.3g} ms instead of {raw_ms:.3g} ms"
+
     def _choose(self, raw_bytes: int) -> str:
         link = self.link_bytes_per_second
         if link is None:

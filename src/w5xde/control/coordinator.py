@@ -66,7 +66,7 @@ class CoordinatorCore:
             ev.Saved: self._steps.saved,
             ev.SaveFailed: self._steps.save_failed,
             ev.Broke: lambda event, now: state.finish("", error=event.reason),
-            ev.Stop: lambda event, now: state.stop(event),
+            ev.Stop: state.stop,
             ev.Ticked: self._ticked,
         }
 
@@ -103,10 +103,10 @@ class CoordinatorCore:
         effects = [*self._membership.close_silent(event, now), *self._membership.note_outgrown(now)]
         limit = state.settings.seconds
         if limit is not None and state.started_at is not None and state.seconds(now) >= limit:
-            effects += state.stop(ev.Stop("time is up"))
+            effects += state.stop(ev.Stop("time is up"), now)
         effects += self._validation.measure_here_if_alone(now)
         # A run that is resumed may have nothing left to do.
-        effects += state.finish_if_settled()
+        effects += [*state.finish_in_a_hurry(now), *state.finish_if_settled()]
         if state.is_finished:
             return effects
         effects += self._steps.save_if_due(now)

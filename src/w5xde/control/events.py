@@ -182,11 +182,13 @@ class Broke:
 class Stop:
     """The run shall end: complete the open steps as the mode allows, and open no other.
 
-    `interrupts`: it is not over then, and may be resumed.
+    `interrupts`: it is not over then, and may be resumed. `hurries`: lend nothing more, and give up steps
+    that are not complete within a few seconds.
     """
 
     reason: str
     interrupts: bool = False
+    hurries: bool = False
 
 
 @dataclass(slots=True)

@@ -21,8 +21,14 @@ RETRY_SECONDS_MOST = 4.0
 # In the first minute a user may be watching, or the coordinator is just being started again.
 RETRY_SECONDS_MOST_AT_FIRST = 1.0
 AT_FIRST_SECONDS = 60.0
-# After a break the coordinator may be restarting on a slow machine; after this long it needs its user.
+# After a break the coordinator may be restarting on a slow machine; after this long it needs its user, unless
+# the node's user said to wait longer.
 RECONNECT_SECONDS = 600.0
+# Why a node ends that was told to leave.
+LEFT = "left as asked"
+# How long a node that leaves in a hurry goes on with the item in progress before it gives that back: its
+# process must end within 20 s, and it still has to say goodbye.
+LEAVE_SECONDS = 8.0
 TICK_SECONDS = 0.25
 
 
@@ -81,7 +87,9 @@ class Parted:
 
 @dataclass(slots=True)
 class LeaveRequested:
-    """The node's user wants it to end after the item in progress."""
+    """The node is to end after the item in progress; `hurries`: or without it, if it takes long."""
+
+    hurries: bool = False
 
 
 @dataclass(slots=True)
@@ -163,6 +171,8 @@ class NodeCore:
         self._may_beat = False
         self._checks = 0
         self._is_leaving = False
+        # When a node that leaves in a hurry does so whatever is in progress.
+        self._leaves_at: float | None = None
         self._attempts = 0
         # Since when the node has no checked connection; None while it has one.
         self._alone_since: float | None = None
@@ -218,6 +228,8 @@ class NodeCore:
                 return self._exit(event.reason, error="" if event.finished else event.reason)
             case LeaveRequested():
                 self._is_leaving = True
+                if event.hurries and self._leaves_at is None:
+                    self._leaves_at = now + LEAVE_SECONDS
                 self._queue.clear()
                 return self._next()
             case TimePassed():
@@ -227,7 +239,7 @@ class NodeCore:
         if self._in_progress is not None:
             return []
         if self._is_leaving:
-            return self._exit("left as asked")
+            return self._exit(LEFT)
         if not self._queue:
             return []
         self._in_progress = self._queue.popleft()
@@ -243,6 +255,8 @@ class NodeCore:
         self.cancelled.update(known.intersection(leases))
 
     def _ticked(self, now: float) -> list[Effect]:
+        if self._leaves_at is not None and now >= self._leaves_at:
+            return self._exit(LEFT)
         if not self._is_connected:
             return []
         if now - self._heard_at > COORDINATOR_SILENCE_SECONDS:
@@ -258,11 +272,14 @@ class NodeCore:
         self.cancelled.clear()
         self._is_connected = self._may_beat = False
         if self._is_leaving:
-            return self._exit("left as asked")
+            return self._exit(LEFT)
         if self._alone_since is None:
             self._alone_since = now
         alone_seconds = now - self._alone_since
-        if alone_seconds >= (RECONNECT_SECONDS if self.has_joined else self._wait_seconds):
+        longest_alone = self._wait_seconds
+        if self.has_joined:
+            longest_alone = max(longest_alone, RECONNECT_SECONDS)
+        if alone_seconds >= longest_alone:
             return self._exit(reason, error=reason)
         is_early = alone_seconds < AT_FIRST_SECONDS
         longest = RETRY_SECONDS_MOST_AT_FIRST if is_early else RETRY_SECONDS_MOST

@@ -26,6 +26,10 @@ from w5xde.control.trust.quorum import Quorum
 from w5xde.control.trust.rollback import Rollback
 from w5xde.control.trust.verification import Verification
 
+# How long a run that ends in a hurry waits for answers that are under way: most batches take less, and the
+# 20 s in which its process must end have to suffice for the goodbyes and for a checkpoint too.
+HURRY_SECONDS = 4.0
+
 
 class RunState:
     """One run, and how it lends and ends."""
@@ -55,6 +59,8 @@ class RunState:
         self.seconds_before = 0.0
         self.is_finished = False
         self._stop: ev.Stop | None = None
+        # When a run that ends in a hurry gives up what is under way.
+        self._gives_up_at: float | None = None
 
     @property
     def progress(self) -> Progress:
@@ -72,7 +78,7 @@ class RunState:
 
     def lend(self, candidates: Iterable[Member], now: float) -> list[ev.Effect]:
         """Lend to these members what the mode grants them."""
-        if self.is_finished:
+        if self.is_finished or self.hurries:
             return []
         candidates = list(candidates)
         self.validation.open_if_ready(self.version, is_applied=self.tally.is_applied)
@@ -114,11 +120,30 @@ class RunState:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def stop(self, stop: ev.Stop) -> list[ev.Effect]:
-        """Finish what is begun, and begin nothing new."""
+    def stop(self, stop: ev.Stop, now: float) -> list[ev.Effect]:
+        """Finish what is begun, and begin nothing new; in a hurry finish what is lent, if that comes soon."""
         self._stop = self._stop or stop
         self.mode.is_closing = True
-        return self.finish_if_settled()
+        if stop.hurries and self._gives_up_at is None:
+            self._gives_up_at = now + HURRY_SECONDS
+        return [*self.finish_in_a_hurry(now), *self.finish_if_settled()]
+
+    @property
+    def hurries(self) -> bool:
+        """Whether the run must end within a few seconds."""
+        return self._gives_up_at is not None
+
+    def finish_in_a_hurry(self, now: float) -> list[ev.Effect]:
+        """End a run that hurries: once nothing is under way, or the time for that is up."""
+        if self._gives_up_at is None or self._stop is None or self.is_finished:
+            return []
+        if now < self._gives_up_at and (self.leases or not self.tally.is_applied):
+            return []
+        # The trained model would still have to be evaluated, which may take long: the next life does that.
+        is_over = self.plan.is_over and not self.mode.open_steps and not self.mode.put_off
+        if is_over and self.tally.is_applied and not self.settings.evaluates and not self.validation.is_on:
+            return self.finish("all steps done")
+        return self.finish(self._stop.reason, interrupted=True)
 
     @property
     def is_stopping(self) -> bool:
@@ -126,7 +151,9 @@ class RunState:
         return self._stop is not None
 
     def finish_if_settled(self) -> list[ev.Effect]:
-        if self.is_finished or not self.mode.is_settled or self.validation.is_under_way:
+        if self.is_finished or self.hurries:
+            return []
+        if not self.mode.is_settled or self.validation.is_under_way:
             return []
         # A run whose last step was under way when it was stopped is over; a step that is given up is not.
         is_over = self.plan.is_over and not self.mode.open_steps

@@ -125,8 +125,8 @@ class StepDecisions:
         for step in event.steps:
             waiting = state.mode.stepped(step)
         ending = state.finish_if_settled()
-        # The end has an evaluation of its own.
-        if not state.is_finished:
+        # The end has an evaluation of its own; a run that hurries has no time for any.
+        if not state.is_finished and not state.hurries:
             effects += self._evaluate_if_due()
         if state.validation.comes_first:
             waiting = state.members

@@ -83,7 +83,7 @@ class ValidationDecisions:
     def measure_here_if_alone(self, now: float) -> list[ev.Effect]:
         """Without nodes the coordinator measures: at once if the run is to end, else after a while."""
         state = self._state
-        if state.members or not state.validation.is_waiting:
+        if state.members or not state.validation.is_waiting or state.hurries:
             self._alone_since = None
             return []
         since = self._alone_since = now if self._alone_since is None else self._alone_since

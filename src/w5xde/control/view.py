@@ -90,6 +90,10 @@ class CoreView:
         is_held_back = self._state.verification.holds_back(number)
         return is_held_back or not self._state.mode.admit(lease)
 
+    def faults(self, node: str) -> int:
+        """How many updates of this node were rejected while other nodes computed something else."""
+        return self._state.norm_check.faults(node)
+
     def seconds(self, now: float) -> float:
         """How long training has gone on, in all lives of the coordinator."""
         return self._state.seconds(now)

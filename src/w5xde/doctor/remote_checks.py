@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import w5xde
-from w5xde.api import find_ticket
 from w5xde.doctor.finding import Check, Finding, State
 from w5xde.doctor.greeting import greeting, receive
 from w5xde.doctor.link_probe import measure_link
@@ -27,6 +26,7 @@ from w5xde.errors import JoinError, RemoteProtocolError
 from w5xde.learn.job.job import Job
 from w5xde.messages import PROTOCOL_VERSION, Leave, Message, Refuse, Welcome
 from w5xde.protocol.wire import Decoder, encode
+from w5xde.runtime.admission.ticket_source import find_ticket
 from w5xde.runtime.net import tls
 from w5xde.runtime.net.sockets import is_here
 from w5xde.runtime.node.limits import WELCOME_LIMITS

@@ -2,7 +2,8 @@
 
     1xx  joining and the protocol         2xx  the command, its settings and the job
     3xx  computing                        4xx  the run folder, and private files
-    5xx  the identity of the other side   7xx  bugs in w5xde
+    5xx  the identity of the other side   6xx  clusters: engines, and files for them
+    7xx  bugs in w5xde
 
 Knows nothing of how errors are raised: a test compares the codes here with those in the source.
 """
@@ -13,6 +14,8 @@ import difflib
 import re
 
 from w5xde.explanations.data import DATA
+from w5xde.explanations.deploying import DEPLOYING
+from w5xde.explanations.engines import ENGINES
 from w5xde.explanations.evaluating import EVALUATING
 from w5xde.explanations.explanation import Explanation
 from w5xde.explanations.frameworks import FRAMEWORKS
@@ -26,7 +29,19 @@ from w5xde.explanations.tickets import TICKETS
 EXPLANATIONS: dict[str, Explanation] = {
     each.code: each
     for each in sorted(
-        [*JOINING, *TICKETS, *JOB, *DATA, *EVALUATING, *POOL, *SENT_CODE, *FRAMEWORKS, *RUNNING],
+        [
+            *JOINING,
+            *TICKETS,
+            *JOB,
+            *DATA,
+            *EVALUATING,
+            *POOL,
+            *SENT_CODE,
+            *FRAMEWORKS,
+            *RUNNING,
+            *ENGINES,
+            *DEPLOYING,
+        ],
         key=lambda each: each.code,
     )
 }
@@ -34,8 +49,8 @@ EXPLANATIONS: dict[str, Explanation] = {
 # What the exit codes of the command mean.
 EXIT_CODES = {
     0: "the run is over, or the command did what it should",
-    75: "`train`, `serve` or `join` was stopped before the run was over (Ctrl-C, SIGTERM): try again, with"
-    " `--resume`",
+    75: "`train`, `serve` or `join` was stopped before the run was over (Ctrl-C, SIGTERM), or another process"
+    " has the run for now: try again, with `--name NAME --resume auto` by the same command",
     2: "a mistake on the command line or in a setting: trying again does not help",
     20: "the job cannot be trained as it is written: its file, model, data, loss or optimizer",
     40: "the run folder cannot be used, for example because its `--name` is taken",
@@ -58,6 +73,7 @@ _FAMILIES = {
     "3": "Computing",
     "4": "The run folder, and private files",
     "5": "The identity of the other side",
+    "6": "Clusters: engines, and files for them",
     "7": "Bugs in w5xde",
 }
 

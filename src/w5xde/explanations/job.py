@@ -6,6 +6,22 @@ from w5xde.explanations.explanation import Explanation
 
 JOB = [
     Explanation(
+        "W5-245",
+        "--resume auto does not say which run",
+        "it begins the run of a name, or goes on with it, so that the same command is right every time;"
+        " without --name every start would begin another run.",
+        "add a name.",
+        "w5xde serve train.py --name tuesday --resume auto",
+    ),
+    Explanation(
+        "W5-246",
+        "--resume auto is combined with a flag for one start",
+        "an engine starts that command again and again: --override would change the learning rate at each"
+        " start, and --new-identity would turn all nodes out.",
+        "stop the run, use the flag once with --resume NAME, and leave it out of the command.",
+        "w5xde train --resume tuesday --override lr=x0.1",
+    ),
+    Explanation(
         "W5-201",
         "this node's model is not the run's",
         "model() built other parameters or buffers here: another job file, another argument, or another"
@@ -270,16 +286,19 @@ JOB = [
         "the job file trains while it is being loaded",
         "w5xde executes the whole file to find its job, on the coordinator and on every node. A call of"
         " w5xde.train, serve or join, or a loop of a w5xde.Pool, at the top level would then start a run"
-        " of its own.",
+        " of its own, and a loop of torch, trainer.fit() or trainer.train() would train again in each"
+        " of these processes.",
         "put the call under the guard, where only  python train.py  reaches it.",
         'if __name__ == "__main__":\n    w5xde.train(job, nodes=4)',
     ),
     Explanation(
         "W5-243",
-        "the model counts or remembers batches in a Python attribute",
+        "the model or the loss counts or remembers batches in Python",
         "a number or a tensor that is neither a parameter nor a buffer changes each time the same batch is"
-        " computed (self.calls += 1). Nodes do not share it: each would count its own batches alone, and the"
-        " weights would depend on which nodes helped.",
+        " computed: in an attribute of the model or of an object that it holds (self.calls += 1), in a"
+        " variable that the loss reads from outside, or in an attribute of a loss that is an object. Nodes do"
+        " not share it: each would count its own batches alone, and the weights would depend on which nodes"
+        " helped.",
         "register a buffer for what must be remembered: every batch of a step gets that of the step. For a"
         " schedule, read the step: it is the same on every node.",
         "def loss(model, batch):\n"

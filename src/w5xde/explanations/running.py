@@ -128,6 +128,23 @@ RUNNING = [
         "w5xde audit tuesday",
     ),
     Explanation(
+        "W5-415",
+        "the folder of a run has no manifest, and is not empty",
+        "with --resume auto a run begins in such a folder only if it holds nothing but what a start leaves"
+        " behind that was killed before it began.",
+        "restore manifest.json from a copy, remove the folder, or choose another name.",
+        "w5xde train train.py --name wednesday --resume auto",
+    ),
+    Explanation(
+        "W5-416",
+        "the run is in use, and stayed so for 30 s",
+        "with --resume auto a coordinator waits for an earlier one of the same run, which may be ending, also"
+        " on another host. This one did not end. The exit code is 75: try again.",
+        "start the same command again later, or stop the other one; the message names its process and"
+        " machine.",
+        "w5xde serve train.py --name tuesday --resume auto",
+    ),
+    Explanation(
         "W5-700",
         "internal error",
         "something happened that w5xde did not expect: a bug in w5xde, or in a library.",

@@ -1,4 +1,4 @@
-"""Codes of tickets, private files and encryption: 101, 105, 113 to 118, 410 to 414, and 5xx."""
+"""Codes of tickets, private files and encryption: 101, 105, 113 to 119, 123 to 128, 410 to 414, and 5xx."""
 
 from __future__ import annotations
 
@@ -70,6 +70,69 @@ TICKETS = [
         " a run that an earlier version began, several nodes may have one name.",
         "look it up in the list, and use the id.",
         "w5xde ticket list latest\nw5xde ticket ban latest lab-3",
+    ),
+    Explanation(
+        "W5-119",
+        "the ticket's file, or locate(), now names another coordinator",
+        "this node has worked for one coordinator, lost it, and found the ticket of another one where its own"
+        " was: a new run was started with the same --ticket-file. A node follows its coordinator to another"
+        " address, but not to a run that its user did not choose. A node that was never let in takes any"
+        " ticket that it finds.",
+        "join again if you mean the new run. To go on with the old one, resume it; with --identity it is the"
+        " same coordinator on any machine.",
+        "w5xde join @ticket\nw5xde serve --resume tuesday --identity keys --ticket-file ticket",
+    ),
+    Explanation(
+        "W5-123",
+        "there is no identity in the folder, and none can be made there",
+        "--identity names a folder with identity.pem, the key by which nodes know the coordinator. The folder"
+        " has none, and is read-only or another user's: a mounted secret lacks its file, for example.",
+        "make the identity before, and put identity.pem (and offline-tickets.json, if it is there) into the"
+        " folder or the secret.",
+        "w5xde ticket new --offline --identity keys --advertise trainer.example.org --out ticket\n"
+        "kubectl create secret generic w5xde --from-file=keys --from-file=ticket",
+    ),
+    Explanation(
+        "W5-124",
+        "the ticket was not made for this identity",
+        "a ticket pins one certificate. The coordinator has another one, so that nodes would refuse it; or"
+        " the ticket has not the secret with which it was made.",
+        "give the folder and the file that were made together, or make a new ticket for that folder.",
+        "w5xde ticket new --offline --identity keys --advertise trainer.example.org --out ticket\n"
+        "w5xde serve train.py --host 0.0.0.0 --identity keys --ticket @ticket",
+    ),
+    Explanation(
+        "W5-125",
+        "the ticket that the coordinator was given admits nobody any more",
+        "it has expired, or was revoked. A new run would wait for nodes that cannot join. A run that is"
+        " resumed goes on, because nodes that joined before come back by their credentials.",
+        "make a new one, with a longer lifetime; or one of the run, once it is served.",
+        "w5xde ticket new --offline --identity keys --advertise trainer.example.org --lifetime 30d",
+    ),
+    Explanation(
+        "W5-126",
+        "the addresses in the ticket do not fit what is served",
+        "the ticket names another machine, and the coordinator listens for its own machine alone; or it names"
+        " another port. The latter is only a warning: a proxy or a Kubernetes Service may translate ports.",
+        "listen where the ticket leads, or make a ticket that leads there.",
+        "w5xde serve train.py --host 0.0.0.0 --port 5555 --identity keys --ticket @ticket",
+    ),
+    Explanation(
+        "W5-127",
+        "a run that is resumed has another identity than before",
+        "its key is in the state folder of another machine or user (W5XDE_STATE), or another --identity was"
+        " given, so a new certificate is used. Nodes and tickets of before pin the old one, and cannot come.",
+        "resume it with the folder that has its key. To be able to resume on any machine, start a run with"
+        " --identity on storage that all of them see.",
+        "w5xde serve --resume tuesday --identity /shared/keys",
+    ),
+    Explanation(
+        "W5-128",
+        "locate() found no ticket",
+        "the function that was given to w5xde.join as locate= raised an exception (its file and line are in"
+        " the message), returned None until the wait was over, or returned something that is no ticket.",
+        'return the text of a ticket, or None while there is none; wait="1h" or wait="forever" waits longer.',
+        'w5xde.join(locate=lambda: registry.get("ticket"), wait="forever")',
     ),
     Explanation(
         "W5-410",

@@ -248,7 +248,7 @@ class _OpenPool:
 
     def _join_line(self, service: CallService) -> str:
         script = getattr(sys.modules.get("__main__"), "__file__", None)
-        return join_line(service.ticket, Path(script).name if script else "FILE") if service.ticket else ""
+        return join_line(service.ticket_shown, Path(script).name if script else "FILE")
 
     def _waiting(self) -> str:
         line = self._join_line(self.service) if self.service is not None else ""

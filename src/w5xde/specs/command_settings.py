@@ -25,24 +25,30 @@ _LENGTH = ["epochs", "steps", "seconds", "evaluate_every", "evaluate"]
 _DATA = ["data", "cache_bytes", "loader_workers", "compress"]
 _TRUST = ["max_update_norm", "verify", "robust", "canary"]
 _MACHINE = ["nodes", "devices", "threads"]
+CLUSTER_SETTINGS = ["engine", "cpus_per_node", "gpus_per_node", "labels"]
 _SOCKETS = ["road", "socket_buffer", "tcp_nodelay", "tcp_keepalive", "tcp_quickack"]
 _TLS = ["tls_cert", "tls_key", "tls_ca"]
-_ENTRANCE = ["host", "port", "advertise", "ticket_file", "insecure", "new_identity", *_TLS]
+_IDENTITY = ["identity", "known_ticket", "insecure", "new_identity", *_TLS]
+_ENTRANCE = ["host", "port", "advertise", "ticket_file", "ticket_lifetime", "ticket_uses", *_IDENTITY]
 _RUN = ["resume", "name", "runs"]
 _KEEPING = [*_RUN, "override", "checkpoint_every", "keep_checkpoints", "durability", "skip_bad_batches"]
 _SHOWING = ["log", "json"]
 _COORDINATING = [
-    *_TRAINING, *_LENGTH, *_DATA, *_MACHINE, "ship", *_ENTRANCE, *_SOCKETS, *_TRUST, *_KEEPING, *_SHOWING
+    *_TRAINING, *_LENGTH, *_DATA, *_MACHINE, "with_parent", "ship", *_ENTRANCE, *_SOCKETS, *_TRUST, *_KEEPING,
+    *_SHOWING,
 ]  # fmt: skip
+# Settings of a process, whichever run it works for: every start reads them from all sources.
+OF_THE_PROCESS = ["with_parent", *CLUSTER_SETTINGS, *_SHOWING]
 # Settings for one start only: a resumed run does not inherit them.
-FOR_ONCE = ["new_identity", "override", *_SHOWING]
+FOR_ONCE = ["new_identity", "override", *OF_THE_PROCESS]
 COMMAND_SETTINGS: dict[str, list[str]] = {
-    "train": _COORDINATING,
+    "train": [*_COORDINATING, *CLUSTER_SETTINGS],
     "serve": _COORDINATING,
     "join": [
         "nodes",
         "devices",
         "node_name",
+        "with_parent",
         "accept_code",
         "wait",
         "cache_bytes",
@@ -82,7 +88,8 @@ GROUPS: dict[str, list[str]] = {
     "how to train": _TRAINING,
     "how long": _LENGTH,
     "data": _DATA,
-    "this machine": [*_MACHINE, "node_name"],
+    "this machine": [*_MACHINE, "node_name", "with_parent"],
+    "the cluster": CLUSTER_SETTINGS,
     "code that comes with the run": ["ship", "accept_code"],
     "the network": [*_ENTRANCE, "wait", *_SOCKETS],
     "trust": _TRUST,
@@ -92,7 +99,7 @@ GROUPS: dict[str, list[str]] = {
 # The settings that most people use; help shows the others only if it is asked for all.
 COMMON = {
     "mode", "batch_size", "batches_per_step", "epochs", "steps", "data", "nodes", "devices", "threads",
-    "node_name", "accept_code", "ship", "host", "resume", "name", "json",
+    "engine", "node_name", "accept_code", "wait", "ship", "host", "resume", "name", "json",
 }  # fmt: skip
 # A command with no more settings than this shows all of them.
 FEW_SETTINGS = 8

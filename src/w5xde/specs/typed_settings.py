@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Literal, TypedDict
 
 
-class TrainSettings(TypedDict, total=False):
-    """Keyword arguments of `w5xde.train`, besides `nodes`."""
+class CoordinatorSettings(TypedDict, total=False):
+    """Keyword arguments that `w5xde.train` and `w5xde.serve` have in common, besides `nodes`."""
 
     mode: Literal["sync", "async", "rounds"]
     batch_size: int | None
@@ -37,11 +37,16 @@ class TrainSettings(TypedDict, total=False):
     compress: str
     devices: str
     threads: int
+    with_parent: bool
     ship: str | None
     host: str
     port: int
     advertise: str | None
     ticket_file: str | None
+    ticket_lifetime: str
+    ticket_uses: int | str
+    identity: str | None
+    known_ticket: str | None
     insecure: bool
     new_identity: bool
     tls_cert: str | None
@@ -68,20 +73,30 @@ class TrainSettings(TypedDict, total=False):
     json: bool
 
 
-class ServeSettings(TrainSettings, total=False):
+class TrainSettings(CoordinatorSettings, total=False):
+    """Keyword arguments of `w5xde.train`, besides `nodes`."""
+
+    engine: Literal["local", "ray"]
+    cpus_per_node: float | None
+    gpus_per_node: float
+    labels: str | None
+
+
+class ServeSettings(CoordinatorSettings, total=False):
     """Keyword arguments of `w5xde.serve`."""
 
-    nodes: int | Literal["auto"]
+    nodes: int | str
 
 
 class JoinSettings(TypedDict, total=False):
     """Keyword arguments of `w5xde.join`."""
 
-    nodes: int | Literal["auto"]
+    nodes: int | str
     devices: str
     node_name: str | None
+    with_parent: bool
     accept_code: str | None
-    wait: float
+    wait: float | str
     cache_bytes: int
     loader_workers: int | None
     tls_cert: str | None

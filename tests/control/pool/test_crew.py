@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from w5xde.control.pool.crew import CrewCore, CrewDecision, LeaveAll
+from w5xde.control.pool.crew import GIVE_UP_SECONDS, CrewCore, CrewDecision, LeaveAll
 from w5xde.control.pool.node_processes import QUICK_ENDS_MAX, QUICK_SECONDS, StartNode, TellUser
 
 NAMES = ["desk", "desk-2", "desk-3"]
@@ -114,4 +114,16 @@ def test_a_new_fork_server_starts_all_nodes_again() -> None:
 def test_without_a_fork_server_all_is_over() -> None:
     core = complete()
     assert "has died" in told(core.server_died())[0]
+    assert core.is_over
+
+
+def test_a_crew_that_leaves_in_a_hurry_does_not_wait_for_frozen_nodes() -> None:
+    core = complete()
+    assert core.leave_in_a_hurry(5.0) == [LeaveAll(hurries=True)]
+    assert core.ended("desk", 0, 6.0, "status 0") == []
+    # Told again, it does not begin to wait anew.
+    assert core.leave_in_a_hurry(15.0) == [LeaveAll(hurries=True)]
+    assert core.tick(5.0 + GIVE_UP_SECONDS - 0.1) == []
+    assert not core.is_over
+    assert core.tick(5.0 + GIVE_UP_SECONDS) == []
     assert core.is_over

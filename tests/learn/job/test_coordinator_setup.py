@@ -193,6 +193,16 @@ def _queue(net: Stateful, hidden: Tensor) -> Tensor:
     return hidden + 0 * net.queue[0]
 
 
+def _count_in_an_object(net: Stateful, hidden: Tensor) -> Tensor:
+    net.helper.calls += 1
+    return hidden * (2.0 if net.helper.calls > 1000 else 1.0)
+
+
+class Helper:
+    def __init__(self) -> None:
+        self.calls = 0
+
+
 class Stateful(nn.Module):
     """Keeps numbers and tensors in plain attributes, and does with them what a test wants."""
 
@@ -206,6 +216,7 @@ class Stateful(nn.Module):
         self.running = torch.zeros(())
         self.queue = torch.arange(4.0)
         self.history: list[float] = []
+        self.helper = Helper()
 
     def forward(self, numbers: Tensor) -> Tensor:
         return self._act(self, self.inner(numbers))
@@ -216,6 +227,7 @@ class Stateful(nn.Module):
     [
         (_count, "calls"),
         (_count_in_a_dict, "kept['calls']"),
+        (_count_in_an_object, "helper.calls"),
         (_cool, "temperature"),
         (_cool_by_numpy, "kept['temperature']"),
         (_follow, "running"),
@@ -225,12 +237,61 @@ class Stateful(nn.Module):
 def test_state_in_a_python_attribute_is_refused_by_name(act: Any, name: str) -> None:
     error = refusal(make(lambda: nn.Sequential(Stateful(act))))
     assert error.code == "W5-243"
-    assert f"the model changes 0.{name} in every forward pass" in error.what
+    assert f"every batch changes the model's 0.{name}, which no buffer holds" in error.what
     assert "register_buffer" in error.fix
     assert "w5xde.current()" in error.fix
     # In async mode the order of the answers is chance anyway.
     prepare(make(lambda: Stateful(act)), settings(mode="async"))
     assert refusal(make(lambda: Stateful(act)), mode="async", verify=0.1).code == "W5-243"
+
+
+_losses_computed = 0
+_kept_outside = {"losses": 0}
+
+
+def _loss_that_counts(model: nn.Module, batch: Any) -> Tensor:
+    global _losses_computed  # noqa: PLW0603
+    _losses_computed += 1
+    return classify(model, batch) * (2.0 if _losses_computed > 1000 else 1.0)
+
+
+def _loss_that_counts_in_a_dict(model: nn.Module, batch: Any) -> Tensor:
+    _kept_outside["losses"] += 1
+    return classify(model, batch) * (2.0 if _kept_outside["losses"] > 1000 else 1.0)
+
+
+class _CountingLoss(Helper):
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        self.calls += 1
+        return classify(model, batch) * (2.0 if self.calls > 1000 else 1.0)
+
+
+def _loss_with_a_closure() -> Callable[[nn.Module, Any], Tensor]:
+    calls = 0
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return classify(model, batch) * (2.0 if calls > 1000 else 1.0)
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        (_loss_that_counts, "_losses_computed"),
+        (_loss_that_counts_in_a_dict, "_kept_outside['losses']"),
+        (_CountingLoss(), "the loss's calls"),
+        (_CountingLoss().__call__, "the loss's calls"),
+        (_loss_with_a_closure(), "calls"),
+    ],
+)
+def test_state_of_a_loss_is_refused_by_name(loss: Any, name: str) -> None:
+    error = refusal(make(mlp(), loss=loss))
+    assert error.code == "W5-243"
+    assert f"every batch changes {name}, which no buffer holds" in error.what
+    prepare(make(mlp(), loss=loss), settings(mode="async"))
 
 
 def _cache(net: Stateful, hidden: Tensor) -> Tensor:

@@ -68,6 +68,29 @@ def test_a_file_that_a_job_file_imports_is_loaded_with_it(here):
     assert refused("train.py").code == "W5-242"
 
 
+LOOP = """
+import torch
+weight = torch.nn.Parameter(torch.ones(3))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+weight.sum().backward()
+"""
+
+
+def test_a_loop_of_torch_at_the_top_level_is_refused_too(here):
+    """Often a line that was left in when a script was brought over: trainer.fit(), trainer.train()."""
+    write(here / "train.py", f"{LOOP}\noptimizer.step()\nopen('trained', 'w')\njob = {JOB}")
+    error = refused("train.py")
+    assert error.code == "W5-242"
+    assert "train.py calls SGD.step() at its top level" in error.what
+    assert "(train.py, line 8)" in error.what
+    assert 'if __name__ == "__main__":' in error.fix
+    assert not (here / "trained").exists()
+    # An optimizer that is only made is no loop, and after the file was loaded it may step.
+    write(here / "train.py", f"{LOOP}\njob = {JOB}")
+    assert isinstance(load_job("train.py"), Job)
+    sys.modules["train"].optimizer.step()
+
+
 # --- found ----------------------------------------------------------------------------------------
 
 

@@ -106,6 +106,12 @@ def test_what_was_taken_over_is_said():
     assert settled(POINTS).notes == []
 
 
+def test_a_loader_without_a_sampler_leaves_the_order_to_that_of_the_job():
+    loader = DataLoader(POINTS, 8)
+    (note,) = settled(loader, job_of(loader, sampler=lambda dataset, epoch, seed: [3, 1, 2])).notes
+    assert note == "taken over from the DataLoader: batches of 8"
+
+
 def test_a_worker_is_prepared_as_the_loader_says():
     begun: list[int] = []
     found = settled(DataLoader(POINTS, worker_init_fn=begun.append))

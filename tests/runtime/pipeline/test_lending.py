@@ -29,6 +29,7 @@ class Around:
     """One peer, a learner at some version, batches that come when the test says so, and a view of leases."""
 
     link = reported_link = 0.0
+    round_trip_seconds = None
     bytes_sent = 0
 
     def __init__(self, version: int) -> None:

@@ -80,6 +80,7 @@ class Line:
     """A connection, as far as updates use it."""
 
     link = reported_link = 0.0
+    round_trip_seconds = None
 
     def __init__(self) -> None:
         self.sent: list[Message] = []

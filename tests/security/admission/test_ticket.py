@@ -14,6 +14,7 @@ import pytest
 from tests.security.decoders import ALPHABET, body_of, sealed_ticket
 from w5xde.cli.qr import qr_lines
 from w5xde.errors import JoinError, UsageError
+from w5xde.runtime.admission.ticket_source import read_ticket
 from w5xde.ticket import (
     Secret,
     Ticket,
@@ -21,7 +22,6 @@ from w5xde.ticket import (
     no_longer_accepted,
     other_identity,
     parse,
-    read_ticket,
 )
 
 HIDDEN = b"do not show this"

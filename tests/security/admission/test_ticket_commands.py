@@ -9,6 +9,7 @@ import pytest
 
 from tests.security.admission.test_register import ENTRANCE, NOW, admit
 from w5xde.cli.tickets import (
+    Wanted,
     parse_lifetime,
     parse_uses,
     ticket_ban,
@@ -32,16 +33,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_new_ticket_is_the_line_to_run(folder):
-    told = ticket_new(folder, NOW, lifetime_seconds=3600, uses=1, label="lab", qr=True, job="a b.py")
+    told = ticket_new(folder, NOW, Wanted(3600, 1, label="lab", qr=True), job="a b.py")
     ticket = parse(told.data["ticket"])
     assert told.lines[0] == f"w5xde join {told.data['ticket']} 'a b.py'"
     assert f"ticket {ticket.id.hex()[:8]}: one node, until 2027-01-15 09:00 UTC" in told.lines
     assert any("█" in line for line in told.lines)
     assert told.data["addresses"] == ["192.168.1.20:5555", "[fd00::1]:5555"]
     assert json.loads(json.dumps(told.data)) == told.data
-    assert (
-        "any number of nodes, for ever" in ticket_new(folder, NOW, lifetime_seconds=None, uses=None).lines[2]
-    )
+    assert "any number of nodes, for ever" in ticket_new(folder, NOW, Wanted(None, None)).lines[2]
 
 
 def test_the_line_names_no_job_if_its_code_comes_with_the_run(folder):

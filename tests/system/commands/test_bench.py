@@ -20,6 +20,7 @@ from tests.processes import ROOT
 from tests.system.commands.benches import run_benches
 from w5xde.bench import benches, command, learn_command
 from w5xde.bench.contestants.light_nodes import Crowd
+from w5xde.bench.engines.suite import ENGINE_ROWS
 from w5xde.bench.measure.processes import crew, run_apart
 from w5xde.bench.measure.relay import Bucket
 from w5xde.bench.measure.stats import compare
@@ -381,6 +382,7 @@ def test_the_command_knows_every_row_and_every_study():
     assert tuple(LEARN_ROWS) == learn_command.LEARN_ROW_NAMES
     parser = command.build_parser()
     assert parser.parse_args(["peers"]).rows == tuple(MATCHES)
+    assert parser.parse_args(["engines"]).rows == tuple(ENGINE_ROWS)
     assert parser.parse_args(["costs"]).rows == tuple(costs.COSTS)
     assert parser.parse_args(["evolution"]).studies == tuple(STUDIES)
 
@@ -436,6 +438,8 @@ def test_who_is_killed_is_missed_at_once():
         (["exchange", "--params", "1e6,many"], "'many' is not a number"),
         (["peers", "--rows", "seed-async,seed"], "'seed' is none of"),
         (["costs", "--rows", "tls"], "'tls' is none of"),
+        (["engines", "--rows", "kills"], "'kills' is none of"),
+        (["engines", "--nodes", "65"], "--nodes"),
         (["scale", "--nodes", ""], "--nodes"),
         (["learn", "--jobs", "sonnets"], "'sonnets' is none of"),
         (["learn", "--seeds", "0"], "--seeds"),

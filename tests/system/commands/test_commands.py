@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,17 @@ import pytest
 import torch
 
 import w5xde
-from tests.processes import JOBS, AtStep, command, events, run_json, run_python, sha256_of, ticket_of
+from tests.processes import (
+    JOBS,
+    AtStep,
+    command,
+    environment,
+    events,
+    run_json,
+    run_python,
+    sha256_of,
+    ticket_of,
+)
 from tests.sockets import clear_ticket
 from w5xde.cli.main import main
 from w5xde.errors import NOT_OVER
@@ -62,7 +75,7 @@ def test_the_first_interrupt_finishes_politely(number: int, tmp_path: Path) -> N
         run.send_signal(number)
         # Not 0: what follows in a script must not take it for the whole run.
         assert run.wait() == NOT_OVER, run.text
-    assert "interrupted" in run.text
+    assert ("interrupted" if number == signal.SIGINT else "terminated") in run.text
     result = json.loads((tmp_path / "runs" / "long" / "manifest.json").read_text())["result"]
     assert result["steps"] > 0
     assert (tmp_path / "runs" / "long" / "model.safetensors").exists()
@@ -173,6 +186,37 @@ def test_silent_says_nothing_and_stdout_belongs_to_the_result(tmp_path: Path) ->
     )
     summary = run_json("train", "noisy.py", "--epochs", "1", "--log", "silent", cwd=tmp_path)
     assert summary["epochs"] == 1
+
+
+def test_a_result_that_nobody_reads_does_not_end_as_if_the_run_were_over(tmp_path: Path) -> None:
+    """The reader of its pipe is gone: an engine tries again, and then the run is found complete."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [
+        "train",
+        f"{JOBS}:job",
+        "--nodes",
+        "1",
+        "--steps",
+        "1",
+        "--name",
+        "mine",
+        "--resume",
+        "auto",
+        "--json",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "w5xde", *words],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        env=environment(),
+        timeout=120,
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode == NOT_OVER, done.stderr
+    assert run_json(*words[:-1], cwd=tmp_path)["over"]
 
 
 def test_a_failing_callback_is_told_with_its_line_and_hears_of_the_end(

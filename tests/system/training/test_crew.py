@@ -24,6 +24,7 @@ from tests.processes import (
     coordinator,
     events,
     forked,
+    forked_nodes,
     wait_until,
 )
 from tests.system.jobs import job as small_job
@@ -39,13 +40,6 @@ def crew(ticket: Ticket, *options: str, nodes: int = 3, job: str = "slow") -> It
     words = ["join", ticket.to_text(), f"{JOBS}:{job}", "--name", "desk", "--nodes", str(nodes), *options]
     with command(*words) as process:
         yield process
-
-
-def nodes_of(process: Process) -> list[psutil.Process]:
-    """The processes that compute: children of the fork server, which is a child of the guard."""
-    found = psutil.Process(process.pid).children(recursive=True)
-    parents = {each.ppid() for each in found}
-    return [each for each in found if each.pid not in parents and each.ppid() != process.pid]
 
 
 def joined(folder: Path) -> set[str]:
@@ -76,7 +70,7 @@ def test_a_crew_trains_the_same_bits_and_says_each_thing_once(tmp_path: Path) ->
 def test_one_interrupt_lets_all_nodes_leave_politely(tmp_path: Path) -> None:
     with coordinator(tmp_path) as run, crew(run.ticket) as machine:
         wait_for_nodes(machine, run.folder, DESKS)
-        computing = nodes_of(machine)
+        computing = forked_nodes(machine.pid)
         machine.interrupt()
         assert machine.wait() == NOT_OVER, machine.text
         assert "left as asked" in machine.text
@@ -92,8 +86,8 @@ def test_the_second_interrupt_stops_all_nodes_now(tmp_path: Path) -> None:
             "join", run.ticket.to_text(), f"{JOBS}:slow", "--nodes", "2", TEST_BATCH_SECONDS="4"
         ) as machine:
             machine.wait_for("joined mine as")
-            wait_until(lambda: len(nodes_of(machine)) == 2, lambda: machine.text)
-            computing = nodes_of(machine)
+            wait_until(lambda: len(forked_nodes(machine.pid)) == 2, lambda: machine.text)
+            computing = forked_nodes(machine.pid)
             machine.interrupt()
             machine.wait_for("once more stops now")
             machine.interrupt()
@@ -105,11 +99,12 @@ def test_the_second_interrupt_stops_all_nodes_now(tmp_path: Path) -> None:
 def test_a_killed_node_is_started_again_and_the_machine_goes_on(tmp_path: Path) -> None:
     with coordinator(tmp_path) as run, crew(run.ticket) as machine:
         wait_for_nodes(machine, run.folder, DESKS)
-        victim = nodes_of(machine)[0]
+        victim = forked_nodes(machine.pid)[0]
         victim.kill()
         machine.wait_for("died (signal 9) and is started again")
         wait_until(
-            lambda: len(nodes_of(machine)) == 3 and victim not in nodes_of(machine), lambda: machine.text
+            lambda: len(forked_nodes(machine.pid)) == 3 and victim not in forked_nodes(machine.pid),
+            lambda: machine.text,
         )
         # It comes back by its own credential, as the same node.
         before = len(events(run.folder))
@@ -213,7 +208,7 @@ def test_as_many_nodes_follow_the_first_as_have_room_in_memory(tmp_path: Path) -
         with forked(join) as machine:
             machine.wait_for("memory has room for 3 nodes here, and there are cores for 6")
             wait_for_nodes(machine, run.folder, DESKS)
-            assert len(nodes_of(machine)) == 3
+            assert len(forked_nodes(machine.pid)) == 3
             run.stop_and_compare(tmp_path)
             assert machine.wait() == 0, machine.text
 
@@ -229,6 +224,6 @@ def test_join_uses_all_cores_of_its_machine_by_default(tmp_path: Path) -> None:
         with forked(join) as machine:
             wait_for_nodes(machine, run.folder, {"desk", "desk-2"})
             run.wait_for_step(5)
-            assert len(nodes_of(machine)) == 2
+            assert len(forked_nodes(machine.pid)) == 2
             run.stop_and_compare(tmp_path)
             assert machine.wait() == 0, machine.text

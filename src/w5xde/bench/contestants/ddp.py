@@ -51,17 +51,20 @@ class Exchanged:
         return asdict(self)
 
 
-def data_parallel(model: nn.Module) -> DistributedDataParallel:
-    """A model whose gradients are averaged over all processes, with the fastest options.
+# The fastest options. Buffers are not sent: those of our jobs never change.
+DDP_OPTIONS: dict[str, Any] = {
+    "gradient_as_bucket_view": True,
+    "static_graph": True,
+    "broadcast_buffers": False,
+}
 
-    Buffers are not sent: those of our jobs never change.
-    """
+
+def data_parallel(model: nn.Module) -> DistributedDataParallel:
+    """A model whose gradients are averaged over all processes, with the fastest options."""
     with warnings.catch_warnings():
         # The new name of `broadcast_buffers` is younger than the oldest torch that we take.
         warnings.simplefilter("ignore", FutureWarning)
-        parallel = DistributedDataParallel(
-            model, gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False
-        )
+        parallel = DistributedDataParallel(model, **DDP_OPTIONS)
     keep(parallel)
     return parallel
 
@@ -134,7 +137,7 @@ _kept: list[Any] = []
 def _measure(prepare: Prepare, rank: int, seconds: float) -> dict[str, Any]:
     step, loss = prepare(rank)
     keep(step)
-    chunk = _chunk_steps(step)
+    chunk = chunk_steps(step)
     done, cpu_before, began = 0, time.process_time(), time.monotonic()
     while agree(time.monotonic() - began < seconds):
         for _ in range(chunk):
@@ -144,7 +147,7 @@ def _measure(prepare: Prepare, rank: int, seconds: float) -> dict[str, Any]:
     return {"steps": done, "seconds": spent, "cpu_seconds": cpu, "loss": loss()}
 
 
-def _chunk_steps(step: Callable[[], None]) -> int:
+def chunk_steps(step: Callable[[], None]) -> int:
     """Warm up (the first steps build buckets), and count the steps between two agreements."""
     for _ in range(3):
         step()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from w5xde.bench.show import slow_links
+from w5xde.bench.show import engine_runs, slow_links
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -282,6 +282,7 @@ _DRAW: dict[str, Callable[[Figure, dict[str, Any]], None]] = {
     "rig": slow_links.draw_rig,
     "utilisation": slow_links.draw_utilisation,
     "peers": draw_peers,
+    "engines": engine_runs.draw_engines,
     "costs": draw_costs,
     "scale": draw_scale,
 }

@@ -7,7 +7,7 @@ from typing import IO, Any
 
 from rich.console import Console
 
-from w5xde.bench.show import learning, slow_links
+from w5xde.bench.show import engine_runs, learning, slow_links
 from w5xde.bench.show.figures import (
     UNKNOWN,
     count,
@@ -372,6 +372,7 @@ _SHOW: dict[str, Callable[[Console, dict[str, Any]], None]] = {
     "rig": slow_links.show_rig,
     "utilisation": slow_links.show_utilisation,
     "peers": show_peers,
+    "engines": engine_runs.show_engines,
     "costs": show_costs,
     "scale": show_scale,
 }

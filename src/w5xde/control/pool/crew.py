@@ -10,10 +10,16 @@ from dataclasses import dataclass
 
 from w5xde.control.pool.node_processes import NodeProcesses, StartNode, TellUser
 
+# A node that leaves in a hurry does so within 8 s, and needs a moment for its goodbye; one that is frozen
+# never does.
+GIVE_UP_SECONDS = 11.0
+
 
 @dataclass(frozen=True, slots=True)
 class LeaveAll:
-    """Have every node leave its run: it is over, or the user said so."""
+    """Have every node leave its run: it is over, or the user said so; `hurries`: within a few seconds."""
+
+    hurries: bool = False
 
 
 CrewDecision = StartNode | TellUser | LeaveAll
@@ -28,13 +34,16 @@ class CrewCore:
         self._ready: dict[str, bool] = {}
         # No node is started any more: the run is over, or the crew leaves it.
         self._is_ending = False
+        # When nodes that were told to leave in a hurry are waited for no longer.
+        self._gives_up_at: float | None = None
+        self._is_given_up = False
         self._has_server = True
 
     @property
     def is_over(self) -> bool:
         """Whether no node runs, and none will be started."""
         is_last = self._is_ending or self.processes.is_hopeless or not self._has_server
-        return is_last and not self._running
+        return self._is_given_up or (is_last and not self._running)
 
     @property
     def running(self) -> int:
@@ -68,6 +77,13 @@ class CrewCore:
         self._is_ending = True
         return [LeaveAll()]
 
+    def leave_in_a_hurry(self, now: float) -> list[CrewDecision]:
+        """The crew must have left within a few seconds."""
+        self._is_ending = True
+        if self._gives_up_at is None:
+            self._gives_up_at = now + GIVE_UP_SECONDS
+        return [LeaveAll(hurries=True)]
+
     def ended(self, name: str, status: int, now: float, described: str) -> list[CrewDecision]:
         """The process of a node has ended: in order (0), with an error, or by a signal (negative)."""
         self._running.discard(name)
@@ -91,5 +107,6 @@ class CrewCore:
         return [TellUser(f"{name} could not be started: {reason}", name)]
 
     def tick(self, now: float) -> list[CrewDecision]:
-        """Decide which nodes to start now."""
+        """Decide which nodes to start now, and whether to wait no longer for those that leave."""
+        self._is_given_up = self._gives_up_at is not None and now >= self._gives_up_at
         return [] if self._is_ending else [*self.processes.due(self._ready, now)]

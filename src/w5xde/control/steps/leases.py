@@ -63,6 +63,7 @@ class Leases:
     """All outstanding leases, oldest first."""
 
     def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
         self._next = (incarnation << INCARNATION_SHIFT) + 1
         self._leases: dict[int, Lease] = {}
         self._of_step: dict[int, dict[int, Lease]] = {}

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from w5xde.specs.planned_steps import planned_steps
+from w5xde.specs.planned_run import planned_steps
 from w5xde.specs.round_lengths import RoundLengths
 from w5xde.tree import Span
 

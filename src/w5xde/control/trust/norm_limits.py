@@ -139,6 +139,10 @@ class NormCheck:
         if self._faults[node] >= FAULTS_MAX:
             del self._faults[node]
 
+    def faults(self, node: str) -> int:
+        """How many updates of this node were rejected while other nodes computed something else."""
+        return self._faults.get(node, 0)
+
     def check(self, lease: Lease, norm: float, *, is_verified: bool = False) -> str:
         """Return why an update of this norm is rejected, or an empty string.
 

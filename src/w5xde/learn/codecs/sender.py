@@ -49,6 +49,9 @@ class Choice(Protocol):
 
     def pick(self, raw_bytes: int) -> str: ...
 
+    def reason(self) -> str:
+        """Why the spec that was picked last was picked."""
+
 
 class Encoded(NamedTuple):
     """An encoded vector, its spec, and the seconds that encoding took."""
@@ -86,6 +89,8 @@ class CodecSender:
             pipeline for pipeline in map(parse, specs) if direction == "up" or not pipeline.is_coarse
         ]
         self._feedback = ErrorFeedback(groups) if feeds_back else None
+        # The spec that was chosen last.
+        self.spec = NONE
         # Seconds to decode a byte, by spec, as measured here: the receiver does not report its own.
         self._decoding: dict[str, float] = {}
 
@@ -107,12 +112,20 @@ class CodecSender:
     def choose(self, raw: Tensor, now: float) -> CodecPipeline:
         """The pipeline for a vector like this one."""
         if self._fixed is not None:
-            return self._fixed
-        if raw.numel() < SMALL_BYTES:
-            return parse(NONE)
-        if self._choice.is_due(now):
-            self._measure(raw, now)
-        return parse(self._choice.pick(raw.numel()))
+            chosen = self._fixed
+        elif raw.numel() < SMALL_BYTES:
+            chosen = parse(NONE)
+        else:
+            if self._choice.is_due(now):
+                self._measure(raw, now)
+            chosen = parse(self._choice.pick(raw.numel()))
+        self.spec = chosen.spec
+        return chosen
+
+    @property
+    def reason(self) -> str:
+        """Why the last vector was encoded as it was."""
+        return "set by --compress" if self._fixed is not None else self._choice.reason()
 
     def _measure(self, raw: Tensor, now: float) -> None:
         self._choice.measuring_begun(now)

@@ -88,7 +88,7 @@ def try_first_batch(
     _check_parameters(module, parameters)
     changed = _changed_buffers(module, buffers)
     if settings.mode != "async" or settings.verify:
-        state = PythonState(module)
+        state = PythonState(module, job.loss)
 
         def compute_again() -> float:
             module.zero_grad(set_to_none=True)
@@ -98,31 +98,33 @@ def try_first_batch(
         started = time.perf_counter()
         again = compute_again()
         batch_seconds = time.perf_counter() - started
-        _refuse_python_state(module, state, compute_again)
+        _refuse_python_state(lambda: PythonState(module, job.loss), state, compute_again)
         _check_repeatable(loss, again)
     return Trial(changed, draws_python, draws_numpy, draws_torch, read_seconds, batch_seconds, gradient_norm)
 
 
-def _refuse_python_state(module: nn.Module, first: PythonState, compute: Callable[[], float]) -> None:
-    """Refuse attributes that change each time the same batch is computed; `first`: after the first time.
+def _refuse_python_state(
+    look: Callable[[], PythonState], first: PythonState, compute: Callable[[], float]
+) -> None:
+    """Refuse state that changes each time the same batch is computed; `first`: after the first time.
 
-    One that settles, such as a cache or a flag, is none of them.
+    State that settles, such as a cache or a flag, is not refused.
     """
-    second = PythonState(module)
+    second = look()
     suspects = second.changed_since(first)
     if not suspects:
         return
     compute()
-    found = sorted(suspects & PythonState(module).changed_since(second))
+    found = sorted(suspects & look().changed_since(second))
     if found:
         names = ", ".join(found[:STATE_NAMES_MAX]) + (" and others" if len(found) > STATE_NAMES_MAX else "")
         raise JobError(
-            f"the model changes {names} in every forward pass, outside of its buffers",
+            f"every batch changes {names}, which no buffer holds",
             code="W5-243",
             why="every node would count the batches that it computes itself, so that the weights would depend"
             " on which nodes helped",
-            fix="keep it in a buffer (self.register_buffer); or, in place of a counter of your own, read"
-            " w5xde.current().step; or use --mode async without --verify",
+            fix="keep it in a buffer of the model (self.register_buffer); or, in place of a counter of your"
+            " own, read w5xde.current().step; or use --mode async without --verify",
         )
 
 
@@ -134,8 +136,8 @@ def _check_repeatable(first: float, second: float) -> None:
             code="W5-231",
             why="it depends on what was computed before, or on a random generator of its own,"
             " so each machine would train another model",
-            fix="keep such state in a buffer (register_buffer), draw from torch's global generator,"
-            " or use --mode async without --verify",
+            fix="keep such state in a buffer (register_buffer), read w5xde.current().step in place of a"
+            " counter, draw from torch's global generator, or use --mode async without --verify",
         )
 
 

@@ -1,6 +1,7 @@
 """The job: what to train, as functions of the user's. Finds jobs by name, and describes their errors.
 
-Imports no torch, so that a wrong name is refused at once. Knows nothing of how a job is trained.
+Imports torch only to execute a job file, so that a wrong name is refused at once. Knows nothing of how a job
+is trained.
 """
 
 from __future__ import annotations
@@ -228,6 +229,12 @@ def _load_module(place: str, reference: str) -> ModuleType:
 
 def _execute(place: str, load: Callable[[], object]) -> None:
     """Run the code of a job file; what it raises becomes a JobError, and errors of ours name its line."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    # A loop of torch, or a framework's, that is no call of ours.
+    watch = register_optimizer_step_pre_hook(
+        lambda optimizer, *_: refuse_while_loading(f"{type(optimizer).__name__}.step")
+    )
     token = _loading.set(place)
     try:
         load()
@@ -244,6 +251,7 @@ def _execute(place: str, load: Callable[[], object]) -> None:
             fix="run it with python to see more; training belongs under  if __name__ == '__main__':",
         ) from error
     finally:
+        watch.remove()
         _loading.reset(token)
 
 

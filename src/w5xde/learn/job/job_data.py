@@ -48,6 +48,9 @@ class JobData:
                     code="W5-253",
                     fix=f"leave out one of them: Job({name}=…), or that of the DataLoader",
                 )
+        if job.sampler is not None:
+            # A loader that says nothing about the order has torch's own sampler, which is not used then.
+            parts = replace(parts, shuffle=None)
         recipe = Recipe(
             collate=job.collate or parts.collate,
             sampler=job.sampler if job.sampler is not None else parts.sampler,

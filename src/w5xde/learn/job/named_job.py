@@ -20,6 +20,12 @@ from w5xde.setting_sources import SettingSources
 FROM_PYTHON = "JOB"
 
 
+def stem_of(reference: str) -> str:
+    """The part of a run's name that comes from its job: `train` of `train.py:small`."""
+    place = reference.rpartition(":")[0] or reference
+    return Path(place).stem if place.endswith(".py") else place.rpartition(".")[2].lower()
+
+
 @dataclass(slots=True)
 class NamedJob:
     """A job, and its names: as the user wrote it, in the run's name, and from any folder."""
@@ -37,7 +43,7 @@ class NamedJob:
         place = self.reference.rpartition(":")[0] or self.reference
         is_file = place.endswith(".py")
         self.file = Path(place).absolute() if is_file else None
-        self.stem = Path(place).stem if is_file else place.rpartition(".")[2].lower()
+        self.stem = stem_of(self.reference)
         self.place = f"{self.file}{self.job_name}" if is_file else self.reference
 
     @property

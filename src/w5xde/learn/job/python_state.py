@@ -1,29 +1,34 @@
-"""Python state of a model: numbers and tensors in attributes that are neither parameters nor buffers.
+"""Python state of a model and its loss: numbers and tensors that are neither parameters nor buffers.
 
-A forward pass that changes them (`self.calls += 1`) counts the batches that its own process has computed, so
-that nodes would compute different things. Compares them before and after a batch, and decides nothing. Knows
-no losses.
+A model has them in attributes, and in those of plain objects that it holds; a loss reads them from outside,
+or has them in attributes if it is an object. A forward pass or a loss that changes them (`self.calls += 1`)
+counts the batches that its own process has computed, so that nodes would compute different things. Compares
+them before and after a batch, and decides nothing. Lists are left out: they are written as notes.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from w5xde.learn.job.outside_values import outside_names
+
 # What torch itself keeps in every module.
 _OF_TORCH = frozenset(vars(nn.Module()))
 
 
 class PythonState:
-    """The numbers and plain tensors that the modules of a model hold now, or hold in dicts."""
+    """The numbers and plain tensors that the modules of a model, and a loss, hold now, or hold in dicts."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.held = dict(_held_by(module))
+    def __init__(self, module: nn.Module, loss: Callable[..., Any]) -> None:
+        self.held = {**dict(_held_by(module)), **dict(_held_by_loss(loss))}
 
     def changed_since(self, before: PythonState) -> set[str]:
         """The names of those that were there before, and are others now."""
@@ -34,7 +39,31 @@ def _held_by(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for path, each in module.named_modules():
         for key, value in vars(each).items():
             if key not in _OF_TORCH:
-                yield from _values_in(f"{path}.{key}" if path else key, value)
+                name = f"the model's {path}.{key}" if path else f"the model's {key}"
+                yield from _values_in(name, value)
+                if _is_plain_object(value):
+                    yield from _attributes(name, value)
+
+
+def _held_by_loss(loss: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    # Objects that a function reads are left out: they write notes more often than they are read.
+    for name, value in outside_names(loss).items():
+        yield from _values_in(name, value)
+    owner = getattr(loss, "__self__", loss)
+    if _is_plain_object(owner):
+        yield from _attributes("the loss's", owner, between=" ")
+
+
+def _attributes(name: str, value: Any, between: str = ".") -> Iterator[tuple[str, Any]]:
+    for key, item in vars(value).items():
+        yield from _values_in(f"{name}{between}{key}", item)
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Whether it is an object with attributes of its own; a model's modules are looked at by themselves."""
+    if isinstance(value, (nn.Module, Tensor, type, ModuleType)) or inspect.isroutine(value):
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict)
 
 
 def _values_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -200,6 +200,23 @@ def _model_tensors(module: torch.nn.Module) -> Tensors:
     return {name: each for name, each in module.state_dict().items() if isinstance(each, torch.Tensor)}
 
 
+def load_model(module: torch.nn.Module, data: bytes) -> None:
+    """Load what `model_pieces` wrote; raises StorageError if that is not of such a module."""
+    try:
+        saved, own = load(data), _model_tensors(module)
+        differing = sorted(saved.keys() ^ own.keys())
+        if differing:
+            raise ValueError(f"{differing[0]} is in one of them alone")
+        with torch.no_grad():
+            module.load_state_dict(saved, strict=False)
+    except (SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise StorageError(
+            f"the saved model does not fit the job: {describe(error)}",
+            code="W5-405",
+            fix="use the job file the run was started with, or start a new run",
+        ) from error
+
+
 def refuse_unkeepable(learner: Learner) -> None:
     """Raise JobError before training if a checkpoint could not save the optimizer or the scheduler."""
     pack(learner.optimizer.state_dict(), "optimizer", {})

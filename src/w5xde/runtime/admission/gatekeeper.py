@@ -2,6 +2,7 @@
 
     only this machine can connect      clear text; nothing leaves the machine
     any other address                  TLS 1.3 with the run's own certificate, which every ticket pins
+    --identity DIR                     the same at any address, with the certificate in that folder
     --tls-cert, --tls-key, --tls-ca    TLS 1.3 with the user's certificate, checked as browsers do
     --insecure                         clear text; both sides print a warning
 
@@ -26,12 +27,14 @@ from w5xde.errors import UsageError
 from w5xde.messages import Hello
 from w5xde.runtime.admission import private_files
 from w5xde.runtime.admission.credentials import CREDENTIAL_BYTES, NODE_ID_BYTES
-from w5xde.runtime.admission.register import Refused, TicketRegister
+from w5xde.runtime.admission.offline_tickets import KnownTicket
+from w5xde.runtime.admission.register import Refused, TicketRegister, pinned_before
 from w5xde.runtime.admission.register_rows import Entrance, TicketRow
 from w5xde.runtime.net import tls
 from w5xde.runtime.system.machine import own_addresses
 from w5xde.runtime.system.shared_memory import LocalShare
-from w5xde.ticket import ADDRESSES_MAX, ID_BYTES, SECRET_BYTES, Secret, Ticket
+from w5xde.specs.run_settings import parse_lifetime, parse_uses
+from w5xde.ticket import ADDRESSES_MAX, ID_BYTES, SECRET_BYTES, Secret, Ticket, shown
 
 if TYPE_CHECKING:
     from w5xde.runtime.net.listener import ListenAddress
@@ -39,6 +42,10 @@ if TYPE_CHECKING:
 # How often the register is read again for changes that `w5xde ticket` made.
 REFRESH_SECONDS = 1.0
 FIRST_LABEL = "printed at start"
+# A ticket that was made before the run admits nobody any more.
+EXPIRED = "W5-125"
+# A run that is resumed has not the identity that its tickets pin.
+OTHER_BEFORE = "W5-127"
 # A request to start a node may be repeated: its process has the secret of the one or of the other.
 LOCAL_PASSES_MAX = 2
 
@@ -80,8 +87,14 @@ class Gatekeeper:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="w5xde-register")
         self._next_refresh = 0.0
         self._bans: list[Future[TicketRow | None]] = []
-        # The ticket that is printed when the run starts.
+        # The ticket that is printed when the run starts, and how that line names it: a ticket that was made
+        # before the run stays in its file.
         self.ticket: Ticket | None = None
+        self.ticket_shown = ""
+        # Sentences for the user, once the run is open.
+        self.warnings: list[str] = []
+        self._known: KnownTicket | None = None
+        self._is_local = False
         # Whether other machines can join and nothing is encrypted.
         self.is_exposed = False
         # Of the certificate: as tickets pin it, and as local nodes do, which trust no authority.
@@ -92,10 +105,20 @@ class Gatekeeper:
 
     # --- opening ------------------------------------------------------------------------------------
 
+    def read_known_ticket(self) -> int:
+        """Read the ticket that was made before the run; returns its port, or 0 if there is none."""
+        settings = self._settings
+        if settings.known_ticket is None or settings.identity is None:
+            return 0
+        self._known = KnownTicket(settings.known_ticket, Path(settings.identity))
+        return self._known.port
+
     def guard(self, places: list[ListenAddress]) -> tls.Context | None:
         """Return how connections to these places are encrypted; None: they are not."""
         settings = self._settings
-        is_local = all(place.is_loopback for place in places)
+        is_local = self._is_local = all(place.is_loopback for place in places)
+        if settings.identity is not None:
+            return self._guard_by_given(Path(settings.identity))
         if settings.tls_cert is not None and settings.tls_key is not None:
             if settings.insecure:
                 raise UsageError(
@@ -126,6 +149,28 @@ class Gatekeeper:
         self._fingerprint = self._local_fingerprint = identity.fingerprint
         return tls.server_context(identity.file)
 
+    def _guard_by_given(self, folder: Path) -> tls.Context:
+        """Use the identity in a folder that the user named: always with TLS, so that its tickets fit."""
+        settings = self._settings
+        others = {
+            "--insecure": settings.insecure,
+            "--tls-cert": settings.tls_cert is not None or settings.tls_ca is not None,
+            "--new-identity": settings.new_identity,
+        }
+        for flag in (flag for flag, is_given in others.items() if is_given):
+            raise UsageError(
+                f"--identity names the certificate of this run, and {flag} wants another one, or none",
+                code="W5-505",
+                fix="leave out one of them; for a new identity name another folder",
+            )
+        from w5xde.runtime.admission.identity import RunIdentity
+
+        identity = RunIdentity.load_given(folder, self._run_id)
+        if self._known is not None:
+            self._known.require_identity(identity.fingerprint)
+        self._fingerprint = self._local_fingerprint = identity.fingerprint
+        return tls.server_context(identity.file)
+
     def open(self, host: str, port: int) -> None:
         """Begin to issue tickets, for a listener at this address."""
         entrance = Entrance(
@@ -134,15 +179,48 @@ class Gatekeeper:
             is_clear=self._is_clear,
             is_pki=self._is_pki,
         )
+        before = pinned_before(self._folder) if not self._settings.new_identity else ""
+        if before and before != entrance.fingerprint:
+            self.warnings.append(
+                f"{OTHER_BEFORE}: this run had another identity before, {shown(bytes.fromhex(before))}: no"
+                " node and no ticket of before can come; if its key is elsewhere, name that with --identity"
+            )
         self._open_register = TicketRegister.begin(
             self._folder,
             entrance,
             anew=self._settings.new_identity,
-            is_resumed=self._settings.resume is not None,
+            is_resumed=self._settings.goes_on,
         )
-        self.ticket = self._register.new(time.time(), label=FIRST_LABEL)
-        if self._settings.ticket_file is not None:
-            private_files.replace(Path(self._settings.ticket_file), self.ticket.to_text().encode() + b"\n")
+        now, file = time.time(), self._settings.ticket_file
+        if self._known is not None:
+            self._know(self._known, port, now)
+        # A ticket in a file must say where the run is now, also if another one was made before.
+        if self._known is None or file is not None:
+            ticket = self._register.new(
+                now,
+                lifetime_seconds=parse_lifetime(self._settings.ticket_lifetime),
+                uses=parse_uses(self._settings.ticket_uses),
+                label=FIRST_LABEL,
+            )
+            if self._known is None:
+                self.ticket, self.ticket_shown = ticket, ticket.to_text()
+            if file is not None:
+                private_files.replace(Path(file), ticket.to_text().encode() + b"\n")
+
+    def _know(self, known: KnownTicket, port: int, now: float) -> None:
+        """Admit nodes by a ticket that was made before the run."""
+        misfit = known.misfit(port, is_local=self._is_local)
+        row, was_known = self._register.know(known.row(now))
+        reason = known.expired(now) or ("its ticket was revoked" if row.state(now) == "revoked" else "")
+        if reason and not was_known:
+            raise UsageError(
+                f"{reason}, so no node could join",
+                code=EXPIRED,
+                fix="make another one:  w5xde ticket new --offline --identity DIR --advertise HOST",
+            )
+        self.warnings += [misfit] if misfit else []
+        self.warnings += [f"{EXPIRED}: {reason}; nodes that joined before can come back"] if reason else []
+        self.ticket, self.ticket_shown = known.ticket, known.place
 
     @property
     def _register(self) -> TicketRegister:

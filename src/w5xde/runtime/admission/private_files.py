@@ -4,7 +4,9 @@
       runs/       a coordinator's keys        nodes/   a node's credentials        code/   accepted code
 
 A key that others could read is no secret any more. So wrong permissions are an error and are never repaired
-in silence: another user may have read the file already. Knows no keys and no formats.
+in silence: another user may have read the file already. Files in a folder that the user named (`read_given`)
+may come from a mount: there links are followed, and another user may own a file and its group read it. Knows
+no keys and no formats.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from w5xde.errors import StorageError
@@ -63,13 +66,65 @@ def read(file: Path) -> bytes:
         raise
     except OSError as error:
         raise _storage_error(file, error) from error
+    # Check the open file: the name may mean another one by now.
+    return _read_checked(handle, file, lambda found: _check(found, file, is_folder=False))
+
+
+def read_given(file: Path) -> bytes:
+    """Return a private file in a folder that the user named. Raises FileNotFoundError, or StorageError.
+
+    It may be a link, read-only and another user's, as mounted secrets are. Nobody but its owner and its group
+    may read it, and nobody but its owner may write it.
+    """
+    try:
+        # A pipe must not be waited for.
+        handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _given_error(file, error) from error
+    return _read_checked(handle, file, lambda found: _check_given(found, file))
+
+
+def _read_checked(handle: int, file: Path, check: Callable[[os.stat_result], None]) -> bytes:
+    try:
+        check(os.fstat(handle))
+    except BaseException:
+        os.close(handle)
+        raise
     with os.fdopen(handle, "rb") as opened:
-        # Check the open file: the name may mean another one by now.
-        _check(os.fstat(handle), file, is_folder=False)
         data = opened.read(BYTES_MAX + 1)
     if len(data) > BYTES_MAX:
         raise StorageError(f"{file} is larger than anything we write", code="W5-411", fix="look what it is")
     return data
+
+
+def create(file: Path, data: bytes) -> bool:
+    """Write a file that is not there, whole or not at all, and sync it; returns False if it is there.
+
+    Makes its folder if that is missing. OSError is left to the caller. Needs no lock.
+    """
+    with contextlib.suppress(FileExistsError):
+        file.parent.mkdir(mode=0o700, parents=True)
+    aside = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | _NO_FOLLOW, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as opened:
+            opened.write(data)
+            opened.flush()
+            os.fsync(handle)
+        try:
+            # Unlike renaming, linking replaces nothing.
+            os.link(aside, file)
+        except OSError as error:
+            # Some file systems have no links.
+            if error.errno == errno.EEXIST or file.exists():
+                return False
+            aside.replace(file)
+    finally:
+        aside.unlink(missing_ok=True)
+    sync_folder(file.parent)
+    return True
 
 
 def replace(file: Path, data: bytes) -> None:
@@ -165,6 +220,28 @@ def _check(found: os.stat_result, path: Path, *, is_folder: bool) -> None:
             why="who has read it can pass for this run or this node",
             fix=f"chmod {mode:o} {path} ; if others may have read it, remove it and join or start anew",
         )
+
+
+def _check_given(found: os.stat_result, file: Path) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise StorageError(f"{file} is not a file", code="W5-410", fix="move it away")
+    mode = stat.S_IMODE(found.st_mode)
+    if HAS_MODES and mode & 0o027:
+        raise StorageError(
+            f"{file} is open to others (mode {mode:04o})",
+            code="W5-410",
+            why="anybody who has read it can pass for this coordinator",
+            fix=f"chmod 600 {file} , for a Kubernetes Secret defaultMode: 0440; if others may have read it,"
+            " make a new identity in another folder",
+        )
+
+
+def _given_error(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"{path} cannot be used: {error.strerror or error}",
+        code="W5-411",
+        fix="mend its permissions, or name another folder with --identity",
+    )
 
 
 def _storage_error(path: Path, error: OSError) -> StorageError:

@@ -21,17 +21,16 @@ from typing import Literal, TypeVar
 import msgspec
 
 from w5xde.control.pool.names import free_name
-from w5xde.errors import JoinError, StorageError, UsageError
+from w5xde.errors import JoinError, StorageError
 from w5xde.runtime.admission import private_files
 from w5xde.runtime.admission.credentials import CREDENTIAL_BYTES, NODE_ID_BYTES, Credential
+from w5xde.runtime.admission.offline_tickets import LIFETIME_SECONDS, USES, issue
 from w5xde.runtime.admission.register_rows import Entrance, RegisteredNode, RegisterRows, TicketRow
 from w5xde.runtime.durable.sealed_json import Damaged
-from w5xde.ticket import ID_BYTES, SECRET_BYTES, Secret, Ticket, expired_ago, no_longer_accepted
+from w5xde.ticket import Secret, Ticket, expired_ago, no_longer_accepted
 
 NAME = "tickets.json"
 LOCK = "tickets.lock"
-LIFETIME_SECONDS = 24 * 3600.0
-USES = 100
 # The file is written whole at every join: with all of these it is a few megabytes.
 TICKETS_MAX = 1_000
 NODES_MAX = 20_000
@@ -109,19 +108,6 @@ class TicketRegister:
         label: str = "",
     ) -> Ticket:
         """Issue a ticket; None means without that limit. Its secret is known now and never again."""
-        if (lifetime_seconds is not None and lifetime_seconds < 1) or (uses is not None and uses < 1):
-            raise UsageError(
-                "a ticket needs a lifetime and at least one use", code="W5-117", fix="ask for more"
-            )
-        ticket_id, secret = secrets.token_bytes(ID_BYTES), Secret(secrets.token_bytes(SECRET_BYTES))
-        row = TicketRow(
-            id=ticket_id.hex(),
-            sha256=secret.digest().hex(),
-            label=_shortened(label),
-            made_at=now,
-            expires_at=0 if lifetime_seconds is None else int(now + lifetime_seconds),
-            uses_max=uses or 0,
-        )
 
         def add(rows: RegisterRows) -> tuple[RegisterRows, Ticket]:
             entrance = rows.entrance
@@ -133,16 +119,22 @@ class TicketRegister:
                 rows = msgspec.structs.replace(rows, tickets=valid)
             if len(rows.tickets) >= TICKETS_MAX:
                 raise self._error(f"already has {TICKETS_MAX} tickets", "revoke some of them")
-            ticket = Ticket(
-                addresses=entrance.addresses,
-                fingerprint=bytes.fromhex(entrance.fingerprint),
-                id=ticket_id,
-                secret=secret,
-                expires_at=row.expires_at,
-                is_clear=entrance.is_clear,
-                is_pki=entrance.is_pki,
-            )
+            row, ticket = issue(entrance, now, lifetime_seconds, uses, _shortened(label))
             return rows.with_ticket(row), ticket
+
+        return self._change(add)
+
+    def know(self, row: TicketRow) -> tuple[TicketRow, bool]:
+        """Admit nodes by a ticket that was made before the run.
+
+        Returns what is known of it, and whether it was known before: that is kept, uses and all.
+        """
+
+        def add(rows: RegisterRows) -> tuple[RegisterRows, tuple[TicketRow, bool]]:
+            known = rows.tickets.get(row.id)
+            if known is not None and known.sha256 == row.sha256:
+                return rows, (known, True)
+            return rows.with_ticket(row), (row, False)
 
         return self._change(add)
 
@@ -350,6 +342,15 @@ class TicketRegister:
 
     def _error(self, what: str, fix: str, code: str = "W5-414") -> StorageError:
         return StorageError(f"run {self._folder.name} {what}", code=code, fix=fix)
+
+
+def pinned_before(folder: Path) -> str:
+    """The fingerprint that the tickets of an earlier life of a run pin; empty if there is none."""
+    try:
+        entrance = TicketRegister(folder).entrance
+    except StorageError:
+        return ""  # told by `begin`
+    return entrance.fingerprint if entrance is not None else ""
 
 
 def _check_ticket(rows: RegisterRows, ticket_id: bytes, secret: bytes, now: float, address: str) -> TicketRow:

@@ -98,6 +98,11 @@ class CallService:
         return self._coordinator.gatekeeper.ticket
 
     @property
+    def ticket_shown(self) -> str:
+        """The ticket as the line to join names it."""
+        return self._coordinator.gatekeeper.ticket_shown
+
+    @property
     def is_exposed(self) -> bool:
         """Whether other machines can join and nothing is encrypted."""
         return self._coordinator.gatekeeper.is_exposed

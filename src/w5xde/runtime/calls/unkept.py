@@ -35,6 +35,9 @@ class TemporaryFolder(RunFolder):
     def metrics(self, row: dict[str, Any]) -> None:
         """Nothing: a script that runs for weeks must not fill the disk."""
 
+    def trace(self, row: dict[str, Any]) -> None:
+        """Nothing, as with metrics."""
+
     def close(self) -> None:
         super().close()
         shutil.rmtree(self._parent, ignore_errors=True)

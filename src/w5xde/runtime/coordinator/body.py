@@ -24,10 +24,15 @@ from w5xde.errors import TrainingError
 from w5xde.learn.job.coordinator_setup import Prepared
 from w5xde.learn.model.device import use_threads
 from w5xde.runtime.coordinator import setup
-from w5xde.runtime.coordinator.ending import HURRIED_PARTING_SECONDS, STOP_NOW_SECONDS, Ending, RunEnd
+from w5xde.runtime.coordinator.ending import (
+    STOP_NOW_PARTING_SECONDS,
+    STOP_NOW_SECONDS,
+    Ending,
+    RunEnd,
+)
 from w5xde.runtime.coordinator.opening import begin_life
-from w5xde.runtime.coordinator.peers import PARTING_SECONDS
 from w5xde.runtime.coordinator.recheck import Recheck
+from w5xde.runtime.coordinator.recorder import Recorder
 from w5xde.runtime.coordinator.run_log import RunLog
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.resume import Restored
@@ -46,8 +51,6 @@ from w5xde.runtime.telemetry.gradient_noise import GradientNoise
 from w5xde.runtime.telemetry.meters import Meters
 from w5xde.runtime.telemetry.sampler import Sampler
 
-# How often a row of metrics is written: a long run's file stays small enough to plot.
-METRICS_SECONDS = 1.0
 KEEPS_NONE = "keeps no samples (no room, or no cache folder), so every epoch is sent to it"
 
 T = TypeVar("T")
@@ -110,7 +113,7 @@ class Coordinator:
         self._over = asyncio.Event()
         self._loop.set_exception_handler(self._on_unexpected_error)
         self._assemble()
-        self._next_beat = self._next_row = self._loop.time()
+        self._next_beat = self._loop.time()
         # Connections are served at the first `await` after `listen`: by then the ledger is open.
         before = self._run_folder.facts.get("port")
         listener = await setup.listen(self._peers, self._settings, before, self._log.storage)
@@ -130,7 +133,7 @@ class Coordinator:
             opened(host, port)
             await self._over.wait()
             await self._actor.drain()  # steps that were decided before the end are still applied
-            await self._close_connections(listener, PARTING_SECONDS)
+            await self._close_connections(listener, self.end.parting_seconds)
             await self._conclude()
         except BaseException:
             await self._stop_now(listener)
@@ -156,6 +159,7 @@ class Coordinator:
             self.dispatch,
         )
         self._writer = Actor("w5xde-writer", self._broke, inline=False)
+        self.recorder = Recorder(self._view, self.meters, self._peers.get, self._run_folder, self._callbacks)
         self._evaluations.start(self._actor, self._writer, self._view, self._settings.threads)
         parameters = setup.build_parameters(self._prepared, self._settings, self._loop.time)
         ports = Ports(
@@ -201,7 +205,7 @@ class Coordinator:
         saved = await self._ending.save(cut, self.kept_facts())
         if saved.is_durable:
             self.dispatch(ev.Saved(cut.progress.steps))
-        evaluated = await self._evaluations.conclude(saved.weights_step, saved.weights_epoch)
+        evaluated = await self._evaluations.conclude(saved.weights_step, saved.weights_epoch, self.end)
         status = self.status()
         scaling = self._prepared.scaling
         self.summary = {
@@ -212,14 +216,15 @@ class Coordinator:
             **evaluated,
             **saved.facts(),
         }
-        await self._ending.close(status.row(), self.end, self.summary)
+        self.recorder.write(status)
+        await self._ending.close(self.end, self.summary)
         self._callbacks.end(status, self.summary)
 
     async def _stop_now(self, listener: Listener) -> None:
         """Stop without saving: the files stay as they are."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_NOW_SECONDS):
-                await self._close_connections(listener, HURRIED_PARTING_SECONDS)
+                await self._close_connections(listener, STOP_NOW_PARTING_SECONDS)
                 if self.address:
                     await self._ending.abandon(self._actor, self.end)
 
@@ -235,9 +240,11 @@ class Coordinator:
         """End the run in order: it is over, although more steps were planned."""
         self.dispatch(ev.Stop(reason))
 
-    def interrupt(self, reason: str) -> None:
-        """Stop the run in order before it is over, as the first Ctrl-C does."""
-        self.dispatch(ev.Stop(reason, interrupts=True))
+    def interrupt(self, reason: str, *, hurries: bool = False) -> None:
+        """Stop the run in order before it is over, as the first Ctrl-C does; in a hurry as SIGTERM does."""
+        if hurries:
+            self.end.hurry(reason)
+        self.dispatch(ev.Stop(reason, interrupts=True, hurries=hurries))
 
     def give_up(self, reason: str) -> None:
         """End the run with an error."""
@@ -255,8 +262,8 @@ class Coordinator:
     def _tick(self) -> None:
         now = self._loop.time()
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
-        heard = self._peers.take_heard()
-        self.dispatch(ev.Ticked(self._sampler.machine, self._sampler.load(now), heard))
+        load = self._sampler.load(now)
+        self.dispatch(ev.Ticked(self._sampler.machine, load, self._peers.take_heard()))
         self._peers.tick(now)
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
@@ -265,9 +272,7 @@ class Coordinator:
         self._journal.tick(now)
         self._sampler.count(now)
         self._sampler.weigh(now)
-        if now >= self._next_row and self._view.has_started:
-            self._next_row = now + METRICS_SECONDS
-            self._run_folder.metrics(self.status().row())
+        self.recorder.tick(now, load, self._loader.data_ahead, self.status)
 
     # --- peers ------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from w5xde.learn.data.sources import Key
 from w5xde.runtime.coordinator.parameters import ParameterEncoder
 from w5xde.runtime.pipeline.peer import Peer
 from w5xde.runtime.pipeline.ports import Snapshot
+from w5xde.runtime.telemetry.metrics_rows import DataAhead
 
 NOTHING: Final = "nothing"
 MOVING_PART: Final = "moving part"
@@ -39,6 +40,11 @@ class CallBatches:
 
     def stop(self) -> None:
         self._packed.clear()
+
+    @property
+    def data_ahead(self) -> DataAhead:
+        """Nothing: no lease waits for parts."""
+        return DataAhead(0, is_behind=False)
 
     def at_once(self, keys: list[Key]) -> dict[Key, Packed]:
         return {key: self._packed[key] for key in keys}

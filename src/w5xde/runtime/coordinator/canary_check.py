@@ -15,7 +15,7 @@ from w5xde.learn.trust.canary import CODE, FIX, ExpectedCanary
 from w5xde.messages import Canary, Ready, Refuse
 from w5xde.protocol.wire import GREETING_LIMITS, Body, Limits
 from w5xde.runtime.pipeline.peer import AnnouncedCache, Peer
-from w5xde.runtime.telemetry.meters import sane_seconds
+from w5xde.sanitize import sane_seconds
 
 # How long a node may take to build its model and to compute the canary. No other node waits for it and slow
 # machines are welcome, so this is long, and longer if the canary took long here. A node that is cut off

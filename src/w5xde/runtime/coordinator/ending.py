@@ -10,6 +10,7 @@ Knows no sockets, and does not decide when a run is over.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from w5xde.errors import StorageError
 from w5xde.learn.step.checkpoint import model_pieces, restore_weights
 from w5xde.learn.step.learner import Learner
 from w5xde.runs import MODEL
+from w5xde.runtime.coordinator.peers import PARTING_SECONDS
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.resume import facts_of
 from w5xde.runtime.durable.run_folder import RunFolder
@@ -28,7 +30,9 @@ from w5xde.runtime.system.actor import Actor
 
 # A second Ctrl-C stops a run within three seconds, of which the process needs one to end: how long an ending
 # that is cut short may take, and how much of that nodes get to read their goodbye.
-STOP_NOW_SECONDS, HURRIED_PARTING_SECONDS = 2.0, 0.5
+STOP_NOW_SECONDS, STOP_NOW_PARTING_SECONDS = 2.0, 0.5
+# How much of the 20 s after SIGTERM nodes get to read it.
+HURRIED_PARTING_SECONDS = 2.0
 
 
 class RunEnd:
@@ -36,6 +40,8 @@ class RunEnd:
 
     def __init__(self) -> None:
         self._finish: ev.Finish | None = None
+        self._hurries_because = ""
+        self.hurried = asyncio.Event()
 
     def come(self, finish: ev.Finish) -> None:
         self._finish = finish
@@ -44,6 +50,25 @@ class RunEnd:
         """A step that was decided before the end failed after it: so the run did not end in order."""
         if self._finish is not None and not self._finish.error:
             self._finish = ev.Finish("", error)
+
+    def hurry(self, reason: str) -> None:
+        """The process must end within a few seconds."""
+        self._hurries_because = reason
+        self.hurried.set()
+
+    @property
+    def hurries(self) -> bool:
+        return self.hurried.is_set()
+
+    @property
+    def parting_seconds(self) -> float:
+        """How long nodes get to read the goodbye."""
+        return HURRIED_PARTING_SECONDS if self.hurries else PARTING_SECONDS
+
+    def cut_short(self) -> None:
+        """There was no time for all that belongs to the end: the next life of the run makes up for it."""
+        if self._finish is not None and not self._finish.error:
+            self._finish = ev.Finish(self._hurries_because, interrupted=True)
 
     @property
     def has_come(self) -> bool:
@@ -143,9 +168,8 @@ class Ending:
         self._is_saved = True
         return SavedModel(step, self.learner.weights_sha256())
 
-    async def close(self, row: dict[str, Any], end: RunEnd, summary: dict[str, Any]) -> None:
-        """Write the last metrics, the ledger's last record and the result, and give the folder back."""
-        self.folder.metrics(row)
+    async def close(self, end: RunEnd, summary: dict[str, Any]) -> None:
+        """Write the ledger's last record and the result, and give the folder back."""
         await self.writer.result_of(lambda: self._end_ledger(end))
         facts = {"reason": end.reason, "result": summary, "ledger": self.journal.head}
         await self.writer.result_of(lambda: self.folder.manifest(facts))

@@ -11,7 +11,7 @@ Knows nothing of leases and nodes.
 from __future__ import annotations
 
 import asyncio
-import signal
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +45,8 @@ from w5xde.learn.data.sources import (
     all_batches,
 )
 from w5xde.runtime.system.actor import Actor
+from w5xde.runtime.system.parent import serve_parent
+from w5xde.runtime.telemetry.metrics_rows import DataAhead
 from w5xde.specs.round_settings import ROUNDS, round_steps_max
 
 # Reading a batch on the event loop delays everything else by as much.
@@ -53,9 +55,9 @@ INLINE_READ_SECONDS = 0.002
 AHEAD_BATCHES = 16
 
 
-def _begin_worker(prepare: Callable[[int], object] | None, worker: int) -> None:
-    """Ctrl-C reaches the whole process group; only the coordinator acts on it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _begin_worker(prepare: Callable[[int], object] | None, coordinator: int, worker: int) -> None:
+    """Prepare a worker process, a child of the coordinator's."""
+    serve_parent(coordinator)
     if prepare is not None:
         prepare(worker)
 
@@ -75,7 +77,7 @@ def _start_workers(
             collate_fn=convert,
             num_workers=count,
             prefetch_factor=4,
-            worker_init_fn=partial(_begin_worker, prepare),
+            worker_init_fn=partial(_begin_worker, prepare, os.getpid()),
             multiprocessing_context="fork" if sys.platform == "linux" else None,
         )
     )
@@ -227,6 +229,11 @@ class Loader:
             self._actor.stop()
             self._actor = None
         self._batches = iter(())
+
+    @property
+    def data_ahead(self) -> DataAhead:
+        """How far reading is ahead of the leases."""
+        return DataAhead(len(self._ready.keys() - self._claimed), is_behind=bool(self._waiting))
 
     def at_once(self, keys: list[Key]) -> dict[Key, Packed] | None:
         """These batches, if no batch of this data set needs to be read; else None."""

@@ -22,10 +22,12 @@ from w5xde.control.ledger_records import Record
 from w5xde.control.steps.few_steps import few_steps_text
 from w5xde.errors import StorageError, UsageError
 from w5xde.learn.job.coordinator_setup import Prepared
+from w5xde.learn.job.named_job import NamedJob
 from w5xde.learn.step.checkpoint import capture, refuse_unkeepable
 from w5xde.learn.step.checkpoint import restore as restore_learner
 from w5xde.learn.step.learner import Learner
 from w5xde.runs import MANIFEST
+from w5xde.runtime.durable.again import RunClaim, folder_error
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.durable.ledger import Ledger
 from w5xde.runtime.durable.resume import Restored, restore
@@ -36,21 +38,26 @@ from w5xde.specs.rate_override import RateOverride
 OVERRIDES = "overrides"
 
 
-def open_folder(settings: Settings, stem: str) -> RunFolder:
-    """Open the folder of a run whose job has this name."""
+def open_folder(settings: Settings, stem: str, claim: RunClaim | None = None) -> RunFolder:
+    """Open the folder of a run whose job has this name; a `claim` has locked it already."""
     try:
-        return RunFolder(settings, stem)
+        return RunFolder(settings, stem, claim)
     except OSError as error:
         raise folder_error(Path(settings.runs), error) from error
 
 
-def folder_error(folder: Path, error: OSError) -> StorageError:
-    """The error for a folder that cannot be used."""
-    return StorageError(
-        f"the run folder {folder} cannot be used: {error.strerror or error}",
-        code="W5-404",
-        fix="make room there, or choose another folder with --runs",
-    )
+def job_facts(named: NamedJob, prepared: Prepared) -> dict[str, Any]:
+    """What the manifest says of the job, its code, its data and its model."""
+    return {
+        "job": named.reference,
+        "job_place": named.place,
+        "code_sha256": prepared.offer.sha256 or None,
+        "versions": prepared.offer.versions,
+        "samples": prepared.source.samples,
+        "order": prepared.source.order_digest,
+        "model": msgspec.to_builtins(prepared.learner.flat.blueprint.layout.entries),
+        "scaled_for_batch": prepared.scaling.facts() if prepared.scaling is not None else None,
+    }
 
 
 class _KeptOverride(msgspec.Struct, frozen=True):

@@ -223,11 +223,14 @@ async def listen(
     peers: Peers, settings: Settings, port_before: int | None, note: Callable[[str], None]
 ) -> Listener:
     """Open the listener; for a resumed run on its port of before if that is free, so that nodes find it."""
-    places = await resolve_addresses(settings.host, settings.port)
+    # A ticket that was made before the run leads nodes to its own port.
+    known_port = peers.gatekeeper.read_known_ticket()
+    port = settings.port or known_port
+    places = await resolve_addresses(settings.host, port)
     listener = Listener(peers.make_connection, peers.connection_limits, peers.log_refusal)
     try:
-        if settings.port or not port_before:
-            listener.listen(places, settings.host, settings.port, settings.road)
+        if port or not port_before:
+            listener.listen(places, settings.host, port, settings.road)
         else:
             try:
                 listener.listen(places, settings.host, port_before, settings.road)
@@ -238,7 +241,9 @@ async def listen(
         # served before the next `await`.
         listener.context = peers.gatekeeper.guard(places)
         peers.gatekeeper.open(*listener.address)
-        if settings.new_identity and settings.resume is not None:
+        for warning in peers.gatekeeper.warnings:
+            note(warning)
+        if settings.new_identity and settings.goes_on:
             note(
                 "the run has a new identity: nobody comes by a ticket or credential of before, banned or not"
             )

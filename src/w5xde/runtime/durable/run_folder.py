@@ -1,7 +1,8 @@
 """The run folder: its lock, manifest, metrics and model. Other programs can read all of its files.
 
 runs/NAME/manifest.json       settings, versions, model, result
-runs/NAME/metrics.jsonl       one object a second: step, loss, rates, nodes
+runs/NAME/metrics.jsonl       one object a second: step, loss, rates, nodes (at first four)
+runs/NAME/trace.jsonl         times of some leases, at most 8 MB; trace.jsonl.1 has the lines before
 runs/NAME/ledger-*.jsonl      every event, chained by hashes; full ones end in .zst (see ledger_segments.py)
 runs/NAME/checkpoints/        states from which the run can be resumed (see checkpoints.py)
 runs/NAME/steps-*.log         with --durability step: the steps since the checkpoint (see step_log.py)
@@ -28,24 +29,31 @@ import torch
 import w5xde
 from w5xde.config import Settings
 from w5xde.errors import StorageError
-from w5xde.runs import MANIFEST, MODEL, free_name, read_manifest
+from w5xde.runs import MANIFEST, METRICS, MODEL, TRACE, free_name, read_manifest
+from w5xde.runtime.durable.again import RunClaim, make_folder
 from w5xde.runtime.durable.disk import HashedPieces, Piece, RealDisk, replace
+from w5xde.runtime.durable.line_file import LineFile
 from w5xde.runtime.durable.lock import RunLock
 from w5xde.runtime.durable.resume import NO_LEDGER, extent_of
 from w5xde.sanitize import harmless, to_json
+
+# Hours of a slow run, and minutes of a quick one.
+TRACE_BYTES = 8_000_000
 
 
 class RunFolder:
     """Owns one run's folder: a new one, or with `settings.resume` an earlier run's."""
 
-    def __init__(self, settings: Settings, job_name: str) -> None:
-        self.is_resumed = settings.resume is not None
+    def __init__(self, settings: Settings, job_name: str, claim: RunClaim | None = None) -> None:
+        """`claim`: the folder is locked already, and made if the run is new."""
+        self.is_resumed = settings.goes_on
         stem = f"{harmless(job_name)}-{time.strftime('%Y%m%d-%H%M%S')}"
         self.name = settings.name or free_name(Path(settings.runs), stem)
         self.folder = Path(settings.runs) / self.name
-        if not self.is_resumed:
+        lock = claim.take() if claim is not None else None
+        if lock is None and not self.is_resumed:
             self._make_folder()
-        self._lock = RunLock(self.folder)
+        self._lock = lock or RunLock(self.folder)
         self.disk = RealDisk(self.folder)
         # The manifest as it will be written next: a start that fails leaves the file as it was.
         self.facts: dict[str, Any] = {
@@ -69,8 +77,8 @@ class RunFolder:
             self.facts = kept | self.facts | {"id": kept.get("id", self.facts["id"])}
         self._report: Callable[[str], None] = lambda text: None
         self._is_reported = False
-        # Line by line, so that a killed coordinator leaves whole lines.
-        self._metrics = (self.folder / "metrics.jsonl").open("a", encoding="utf-8", buffering=1)
+        self._metrics = LineFile(self.folder / METRICS)
+        self._trace = LineFile(self.folder / TRACE, TRACE_BYTES)
 
     def _make_folder(self) -> None:
         if self.folder.exists():
@@ -79,17 +87,7 @@ class RunFolder:
                 code="W5-403",
                 fix=f"go on with it by  --resume {self.name} , or choose another --name",
             )
-        try:
-            # FileExistsError here: --runs names a file, or another run took the name this very moment.
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
-            self.folder.mkdir()
-            RealDisk(self.folder.parent).sync_folder()
-        except OSError as error:
-            raise StorageError(
-                f"the run folder {self.folder} cannot be made: {error.strerror}",
-                code="W5-404",
-                fix="choose another folder with --runs",
-            ) from error
+        make_folder(self.folder)
 
     def require_same_data(self, samples: int | None, order: str) -> None:
         """Refuse to resume with other samples or another order: some would count twice, and some never."""
@@ -123,11 +121,17 @@ class RunFolder:
         self._report = trouble
 
     def metrics(self, row: dict[str, Any]) -> None:
+        self._append(self._metrics, METRICS, row)
+
+    def trace(self, row: dict[str, Any]) -> None:
+        self._append(self._trace, TRACE, row)
+
+    def _append(self, file: LineFile, name: str, row: dict[str, Any]) -> None:
         try:
-            self._metrics.write(to_json(row) + "\n")
+            file.write(to_json(row))
             self._is_reported = False
         except OSError as error:
-            self._trouble("metrics.jsonl", error)
+            self._trouble(name, error)
 
     def _trouble(self, name: str, error: OSError) -> None:
         if not self._is_reported:
@@ -167,4 +171,6 @@ class RunFolder:
         # A failed write was reported when it happened.
         with contextlib.suppress(OSError):
             self._metrics.close()
+        with contextlib.suppress(OSError):
+            self._trace.close()
         self._lock.release()

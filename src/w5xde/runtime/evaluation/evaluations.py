@@ -5,7 +5,8 @@ Connects the other modules of this package. Decides nothing: the core and callba
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, Protocol
 
 from w5xde.callbacks.status import Best, RunControl
 from w5xde.control import events as ev
@@ -24,6 +25,16 @@ from w5xde.runtime.evaluation.snapshots import ModelSnapshots
 from w5xde.runtime.evaluation.validation_batches import ValidationBatches
 from w5xde.runtime.system.actor import Actor
 from w5xde.runtime.telemetry.callback_runner import CallbackRunner
+
+
+class HurriedEnd(Protocol):
+    """The end of a run, for which there may be little time."""
+
+    # Set when nothing may be waited for any more.
+    hurried: asyncio.Event
+
+    def cut_short(self) -> None:
+        """Something that belongs to the end was left out."""
 
 
 class Evaluations:
@@ -57,7 +68,7 @@ class Evaluations:
         self._actions = RunActions(callbacks, snapshots, self._best, run.dispatch)
         metric = self._prepared.plateau_metric
         schedule = MetricStepper(self._prepared.learner, learner, metric) if metric else None
-        record = EvaluationRecord(run, callbacks, self._folder.metrics, schedule)
+        record = EvaluationRecord(run, callbacks, schedule)
         validation, rounds = self._prepared.validation, self._prepared.rounds
         fixed = threads if view.holds_for_evaluations or validation is not None else None
         measured = snapshots
@@ -87,16 +98,32 @@ class Evaluations:
         """Evaluate the model of this moment, or of that when the evaluations before have ended."""
         self._evaluator.measure()
 
-    async def conclude(self, step: int | None, epoch: int) -> dict[str, Any]:
-        """Evaluate the trained model, of this step and epoch, unless there is none (None).
+    async def conclude(self, step: int | None, epoch: int, end: HurriedEnd) -> dict[str, Any]:
+        """Evaluate the trained model, of this step and epoch, unless there is none (None) or no time.
 
         Returns what the summary says. No thread may use the learner any more.
         """
         self._actions.last_epoch = epoch
         if step is not None and (self.lent is None or self.lent.place != (step, epoch)):
-            await self._evaluator.measure_last(step, epoch, self._threads)
+            await self._measure_last(step, epoch, end)
         await self._best.finish()
         return {"best": self._best.facts()}
+
+    async def _measure_last(self, step: int, epoch: int, end: HurriedEnd) -> None:
+        if self._prepared.evaluate is None:
+            return
+        if end.hurried.is_set():
+            end.cut_short()
+            return
+        measuring = asyncio.ensure_future(self._evaluator.measure_last(step, epoch, self._threads))
+        hurried = asyncio.ensure_future(end.hurried.wait())
+        await asyncio.wait([measuring, hurried], return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if measuring.done():
+            await measuring
+        else:
+            measuring.cancel()
+            end.cut_short()
 
     def stop(self) -> None:
         self._evaluator.stop()

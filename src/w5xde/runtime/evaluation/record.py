@@ -7,7 +7,7 @@ last that an evaluation has ended: until then a callback can stop the run before
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from w5xde.callbacks.evaluation import Evaluation
 from w5xde.callbacks.status import RunStatus
@@ -16,10 +16,17 @@ from w5xde.runtime.telemetry.callback_runner import CallbackRunner
 from w5xde.runtime.telemetry.meters import Meters
 
 
+class RowRecorder(Protocol):
+    """Writes rows of metrics: `coordinator.recorder.Recorder`."""
+
+    def write(self, status: RunStatus) -> None: ...
+
+
 class EvaluatedRun(Protocol):
     """The run whose model is evaluated: the coordinator."""
 
     meters: Meters
+    recorder: RowRecorder
     # Shows a sentence, and writes it to the ledger with its facts.
     log: Callable[..., None]
 
@@ -43,13 +50,10 @@ class EvaluationRecord:
         self,
         run: EvaluatedRun,
         callbacks: CallbackRunner,
-        write: Callable[[dict[str, Any]], None],
         schedule: MetricSchedule | None = None,
     ) -> None:
-        """`write` appends a row to the metrics of the run."""
         self._run = run
         self._callbacks = callbacks
-        self._write = write
         self._schedule = schedule
 
     def found(self, evaluation: Evaluation) -> None:
@@ -75,7 +79,7 @@ class EvaluationRecord:
         run.log("evaluated", f"evaluation of step {evaluation.step}: {evaluation}", **facts)
         status = run.status()
         # At once: rows that are written by the second would leave out evaluations that follow each other.
-        self._write(status.row())
+        run.recorder.write(status)
         self._callbacks.tell(lambda callback: callback.on_evaluate(status, evaluation))
         # The weights that were measured are kept no longer than that.
         evaluation.read = None

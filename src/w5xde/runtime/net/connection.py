@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from w5xde.errors import RemoteProtocolError
 from w5xde.protocol.session import Session
 from w5xde.protocol.wire import GREETING_LIMITS, Body, Decoder, Limits, Stream, encode
+from w5xde.runtime.net.sockets import round_trip_seconds
 
 if TYPE_CHECKING:
     from w5xde.messages import Message
@@ -125,6 +126,13 @@ class Connection(asyncio.BufferedProtocol):
         There no codec is faster than a copy, and trying them would take its cores from the nodes.
         """
         return 0.0 if self._is_inside_machine else self.link
+
+    @property
+    def round_trip_seconds(self) -> float | None:
+        """The round-trip time that the system measures; None inside one machine, or where it tells none."""
+        if self._transport is None or self._is_inside_machine:
+            return None
+        return round_trip_seconds(self._transport.get_extra_info("socket"))
 
     @property
     def stuck_since(self) -> float | None:

@@ -35,6 +35,12 @@ class Dialer:
         self._own = [Path(name) if name else None for name in (settings.tls_cert, settings.tls_key)]
         self._authority = Path(settings.tls_ca) if settings.tls_ca else None
 
+    def follow(self, ticket: Ticket) -> None:
+        """Dial the addresses of this ticket from now on."""
+        if ticket.fingerprint != self._ticket.fingerprint:
+            self._certificate = None
+        self._ticket = ticket
+
     async def dial(self, make: Callable[[], Connection]) -> Connection:
         """Return an open connection to the coordinator, or raise JoinError."""
         transport = await _first([self._reach(host, port) for host, port in self._ticket.addresses])

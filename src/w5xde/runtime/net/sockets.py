@@ -20,6 +20,8 @@ from w5xde.config import Settings
 # The kernel closes a connection whose peer acknowledges no data for this long.
 USER_TIMEOUT_MILLISECONDS = 10_000
 LOCAL_BUFFER_BYTES = 4 * 1024 * 1024
+# Where Linux's `struct tcp_info` has the smoothed round-trip time, in microseconds.
+_RTT_OFFSET = 68
 # Linux's abstract names belong to no file, so a killed process leaves nothing behind.
 HAS_LOCAL_SOCKETS = sys.platform == "linux"
 
@@ -89,3 +91,14 @@ def reason_of(error: OSError | ValueError) -> str:
     if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno is not None:
         return os.strerror(error.errno)
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def round_trip_seconds(sock: Any) -> float | None:
+    """The round-trip time of a TCP connection as the system measures it; None where it does not tell."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT_OFFSET + 4)
+    except OSError:
+        return None
+    return float(struct.unpack_from("=I", info, _RTT_OFFSET)[0]) / 1e6

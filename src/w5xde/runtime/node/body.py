@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -39,7 +40,7 @@ from w5xde.messages import (
 )
 from w5xde.protocol.session import NODE
 from w5xde.protocol.wire import Body
-from w5xde.runtime.admission.node_pass import NodePass
+from w5xde.runtime.admission.node_pass import OTHER_RUN, NodePass
 from w5xde.runtime.net.connection import Connection, Owner
 from w5xde.runtime.net.dialer import Dialer
 from w5xde.runtime.net.sockets import configure
@@ -86,7 +87,7 @@ class Node:
         self.report = NodeReport(name=self._wanted_name)
         # The threads that the node computes with, and the bytes of its model; zeros before they are known.
         self.model_load = (0, 0)
-        self._core = nd.NodeCore(random.Random(), settings.wait)
+        self._core = nd.NodeCore(random.Random(), settings.wait_seconds)
         self._connection: Connection | None = None
         self._welcome: tuple[Welcome, Body] | None = None
         self._refusal: W5xdeError | None = None
@@ -144,9 +145,9 @@ class Node:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._parted.wait(), PARTING_SECONDS)
 
-    def leave(self) -> None:
-        """Leave the run after the message in progress."""
-        self._dispatch(nd.LeaveRequested())
+    def leave(self, *, hurries: bool = False) -> None:
+        """Leave the run after the message in progress; in a hurry also without it, if it takes long."""
+        self._dispatch(nd.LeaveRequested(hurries))
 
     def _finished(self) -> None:
         worker = self._executor.worker
@@ -215,8 +216,12 @@ class Node:
             return connection
 
         try:
+            self._route.follow(await self._pass.renew(was_welcome=bool(self.report.run)))
             await self._route.dial(make)
         except JoinError as error:
+            if error.code == OTHER_RUN:
+                self._refuse(error)
+                return
             self._dial_error = error
             self._dispatch(nd.Lost(error.what))
         except W5xdeError as error:
@@ -279,7 +284,12 @@ class Node:
             case Refuse() if self._pass.falls_back(message.code):
                 self._note("lost", "the coordinator does not know this node any more; trying the ticket")
             case Refuse():
-                self._refuse(JoinError(message.what, code=message.code, why=message.why, fix=message.fix))
+                refusal = JoinError(message.what, code=message.code, why=message.why, fix=message.fix)
+                if not self._pass.awaits_another(refusal):
+                    self._refuse(refusal)
+                    return
+                self._dial_error = refusal
+                self._note("ticket", f"{message.what}; waiting for another one")
             case Bye():
                 self._executor.note_counted(message.counted)
                 self.report.over = message.finished and not message.stopped
@@ -316,22 +326,8 @@ class Node:
             return error
         if VectorRoute(parts.trainer.blueprint.moving_bytes).is_large:
             return_freed()
-        return parts, self._open_cache(welcome)
-
-    def _open_cache(self, welcome: Welcome) -> SampleCache | None:
-        """Open the file in which this node keeps samples; None if it keeps none."""
-        rules, settings = welcome.rules, self._settings
-        # With `auto`, the nodes that the coordinator's own command started get samples again: that costs less
-        # than looking after them.
-        if rules.data != "cached" or settings.data == "auto" or not settings.cache_bytes:
-            return None
-        key = CacheKey(welcome.run, rules.data_digest, rules.data_samples, rules.sample_bytes)
-        try:
-            return open_cache(key, settings.cache_bytes)
-        except Unusable as error:
-            text = f"samples are not kept: {error}"
-            self._loop.call_soon_threadsafe(self._note, "no cache", text)
-            return None
+        tell = partial(self._loop.call_soon_threadsafe, partial(self._note, "no cache"))
+        return parts, _open_cache(welcome, self._settings, tell)
 
     def _checked(self, checked: tuple[NodeParts, SampleCache | None] | W5xdeError) -> None:
         if isinstance(checked, W5xdeError):
@@ -355,6 +351,21 @@ class Node:
         what = f"this node cannot go on: {describe(error)}"
         self._refusal = error if isinstance(error, W5xdeError) else TrainingError(what, code="W5-302")
         self._dispatch(nd.Parted(str(error), finished=False))
+
+
+def _open_cache(welcome: Welcome, settings: Settings, tell: Callable[[str], object]) -> SampleCache | None:
+    """Open the file in which a node keeps samples; None if it keeps none."""
+    rules = welcome.rules
+    # With `auto`, the nodes that the coordinator's own command started get samples again: that costs less
+    # than looking after them.
+    if rules.data != "cached" or settings.data == "auto" or not settings.cache_bytes:
+        return None
+    key = CacheKey(welcome.run, rules.data_digest, rules.data_samples, rules.sample_bytes)
+    try:
+        return open_cache(key, settings.cache_bytes)
+    except Unusable as error:
+        tell(f"samples are not kept: {error}")
+        return None
 
 
 def _say_ready(connection: Connection, worker: NodeWorker, differing: dict[str, str]) -> None:

@@ -23,12 +23,12 @@ from w5xde.protocol.session import NODE
 from w5xde.protocol.wire import Body
 from w5xde.runtime.admission.code_offers import OFFER_SECONDS
 from w5xde.runtime.admission.node_pass import NodePass
+from w5xde.runtime.admission.ticket_source import TicketSource
 from w5xde.runtime.net.connection import Connection, Owner
 from w5xde.runtime.net.dialer import Dialer
 from w5xde.runtime.net.sockets import configure
 from w5xde.runtime.node.limits import OFFER_LIMITS
 from w5xde.runtime.system.machine import host_name
-from w5xde.ticket import Ticket
 
 # Between two attempts, as long as nothing answers.
 RETRY_SECONDS = 0.5
@@ -36,6 +36,8 @@ RETRY_SECONDS = 0.5
 PARTING_SECONDS = 1.0
 # Errors of a coordinator that is perhaps just being started.
 _NOT_THERE = ("W5-102", "W5-103", "W5-104")
+# Another coordinator answers: the file that holds the ticket may be older than its own.
+_ANOTHER_THERE = ("W5-501", "W5-503")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +72,18 @@ class ReceivedCode:
 class CodeRequest:
     """One question for the code of a run."""
 
-    def __init__(self, ticket: Ticket, settings: Settings, *, keeps: bool = True) -> None:
-        self._ticket = ticket
+    def __init__(self, source: TicketSource, settings: Settings) -> None:
+        """The source has found a ticket already."""
+        self._source = source
         self._settings = settings
-        self._keeps = keeps
-        self._dialer = Dialer(ticket, settings)
+        self._dialer = Dialer(source.ticket, settings)
         self._task: asyncio.Task[None] | None = None
         self._received: ReceivedCode | None = None
 
     async def run(self) -> None:
         """Get the code; raises the error that keeps this machine from it."""
         self._task = asyncio.current_task()
-        node_pass = NodePass(self._ticket, keeps=self._keeps)
+        node_pass = NodePass(self._source)
         try:
             self._received = await self._ask_until_answered(node_pass)
         finally:
@@ -94,29 +96,38 @@ class CodeRequest:
             raise RuntimeError("nothing was received yet")
         return self._received
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, *, hurries: bool) -> None:
         """Give up, as Ctrl-C does."""
         if self._task is not None:
             self._task.cancel()
 
     async def _ask_until_answered(self, node_pass: NodePass) -> ReceivedCode:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.wait
+        deadline = loop.time() + self._settings.wait_seconds
         while True:
             try:
                 message, body = await self._ask(node_pass)
             except JoinError as error:
-                if error.code not in _NOT_THERE or loop.time() >= deadline:
+                is_old = self._source.may_change and error.code in _ANOTHER_THERE
+                is_early = is_old or error.code in _NOT_THERE or node_pass.awaits_another(error)
+                if not is_early or loop.time() >= deadline:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            if isinstance(message, Offer):
+            if message is not None:
                 return ReceivedCode(CodeBundle.from_offer(message, body), message)
-            if isinstance(message, Refuse) and not node_pass.falls_back(message.code):
-                raise JoinError(message.what, code=message.code, why=message.why, fix=message.fix)
 
-    async def _ask(self, node_pass: NodePass) -> tuple[Message, Body]:
-        """Greet the coordinator once, and return its answer."""
+    async def _ask(self, node_pass: NodePass) -> tuple[Offer | None, Body]:
+        """Greet the coordinator once, and return its answer; None: it must be greeted by the ticket."""
+        self._dialer.follow(await node_pass.renew(was_welcome=False))
+        message, body = await self._greet(node_pass)
+        if isinstance(message, Offer):
+            return message, body
+        if isinstance(message, Refuse) and not node_pass.falls_back(message.code):
+            raise JoinError(message.what, code=message.code, why=message.why, fix=message.fix)
+        return None, body
+
+    async def _greet(self, node_pass: NodePass) -> tuple[Message, Body]:
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[tuple[Message, Body]] = loop.create_future()
         gone = asyncio.Event()

@@ -21,16 +21,17 @@ from w5xde import errors
 from w5xde.callbacks import Callback
 from w5xde.callbacks.status import CrewReport, NodeReport
 from w5xde.config import Settings
+from w5xde.control.node import LEFT
 from w5xde.control.pool.crew import CrewCore, CrewDecision, LeaveAll
 from w5xde.control.pool.node_processes import StartNode, TellUser
 from w5xde.errors import JoinError, W5xdeError
-from w5xde.runtime.node.crew_node import JOINED, NodeNews, ToldError
+from w5xde.runtime.admission.ticket_source import TicketSource
+from w5xde.runtime.node.crew_node import HURRY, JOINED, NodeNews, ToldError
 from w5xde.runtime.node.exit_status import describe_status
 from w5xde.runtime.node.fork_server import ForkServer
 from w5xde.runtime.system.capacity import little_memory_text, plan_nodes
 from w5xde.runtime.system.machine import host_name
 from w5xde.runtime.telemetry.callback_runner import CallbackRunner
-from w5xde.ticket import Ticket
 
 TICK_SECONDS = 0.1
 # Events that come within this time are told together.
@@ -70,14 +71,16 @@ class Crew:
         self,
         server: ForkServer,
         devices: list[str],
-        ticket: Ticket,
+        source: TicketSource,
         settings: Settings,
         note: Callable[[str, str], None],
         callbacks: Iterable[Callback] = (),
     ) -> None:
         """`devices`: those of this machine that nodes may use."""
         self._server = server
-        self._ticket = ticket
+        self._source = source
+        # Answers to nodes that asked for the newest ticket.
+        self._answers: set[asyncio.Task[None]] = set()
         self._devices, self._count = devices, settings.node_count
         self._note = note
         self._callbacks = CallbackRunner(callbacks, lambda text: note("callback failed", text))
@@ -93,6 +96,8 @@ class Crew:
         self._has_room = False
         self._gathered: list[_Gathered] = []
         self._finished: NodeReport | None = None
+        # Whether the nodes were told to leave in a hurry: then it is no error if none of them said goodbye.
+        self._has_left = False
         self._first_error: W5xdeError | None = None
 
     async def run(self) -> CrewReport:
@@ -105,20 +110,23 @@ class Crew:
             await self._over
         finally:
             self._ticker.cancel()
+            for answer in self._answers:
+                answer.cancel()
             self._tell_gathered()
             for life in self._lives.values():
                 self._close(life)
-        if self._finished is not None:
-            return dataclasses.replace(self.report, reason=self._finished.reason)
+        if self._finished is not None or self._has_left:
+            reason = self._finished.reason if self._finished is not None else LEFT
+            return dataclasses.replace(self.report, reason=reason)
         raise self._first_error or JoinError(
             "every node of this machine was killed, or could not be started",
             code="W5-280",
             fix="free memory, or start fewer with --nodes 1;  w5xde doctor  looks for the cause",
         )
 
-    def leave(self) -> None:
-        """Have every node leave the run after the message in progress."""
-        self._perform(self._core.leave())
+    def leave(self, *, hurries: bool = False) -> None:
+        """Have every node leave the run after the message in progress, or in a hurry."""
+        self._perform(self._core.leave_in_a_hurry(self._loop.time()) if hurries else self._core.leave())
 
     @property
     def working(self) -> int:
@@ -195,9 +203,11 @@ class Crew:
                 case TellUser():
                     self._gather("failed", decision.text, decision.name)
                 case LeaveAll():
+                    self._has_left = self._has_left or decision.hurries
                     for life in self._lives.values():
                         # Its node sees the end of the channel.
                         with contextlib.suppress(OSError):
+                            life.channel.send(HURRY if decision.hurries else b"")
                             life.channel.shutdown(socket.SHUT_WR)
 
     def _start(self, name: str) -> None:
@@ -211,7 +221,7 @@ class Crew:
         self._loop.add_reader(own, self._read, life)
         device = self._plan.devices[self._names.index(name)]
         with others:
-            self._server.start(name, device, self._ticket, [others.fileno()])
+            self._server.start(name, device, self._source.ticket, [others.fileno()])
 
     # --- news -----------------------------------------------------------------------------------------
 
@@ -234,6 +244,10 @@ class Crew:
     def _take(self, life: _Life, news: NodeNews) -> None:
         life.report = NodeReport(**news.report)
         life.threads, life.state_bytes = news.threads, news.state_bytes
+        if news.asks:
+            answer = self._loop.create_task(self._answer(life))
+            self._answers.add(answer)
+            answer.add_done_callback(self._answers.discard)
         if news.error is not None:
             life.error = told_error(news.error)
         if news.note is not None:
@@ -245,6 +259,16 @@ class Crew:
         batches, losses = news.worked
         if batches:
             self._callbacks.worked(life.report, batches, losses / batches)
+
+    async def _answer(self, life: _Life) -> None:
+        """Tell a node the newest ticket; while none can be found, the one of before."""
+        try:
+            ticket = await self._source.look()
+        except W5xdeError as error:
+            self._note("ticket", error.what)
+            ticket = self._source.ticket
+        with contextlib.suppress(OSError):
+            life.channel.send(f"{ticket.to_text()}\n".encode())
 
     def _gather(self, kind: str, text: str, name: str) -> None:
         """Tell the user something of a node, together with what other nodes say at the same time."""

@@ -29,6 +29,8 @@ from functools import partial
 from w5xde.config import Settings
 from w5xde.errors import UsageError
 from w5xde.learn.job.job import Job
+from w5xde.runtime.system.file_lock import call_in_children
+from w5xde.runtime.system.parent import leave_sigterm_to_parent
 from w5xde.ticket import Ticket
 
 # How long nodes may take to end after their owner has ended.
@@ -79,9 +81,13 @@ class ForkServer:
                 fix="run  w5xde serve  and, in other terminals,  w5xde join",
             )
         self._socket, requests = socket.socketpair()
+        # In every child of ours: the fork server hears of our end only if nobody else has this socket.
+        call_in_children(self._forget)
         self._text = b""
         self._report: Report = lambda kind, name, number: None
         self._server_pid = 0
+        # The processes of its nodes.
+        self._nodes: dict[str, int] = {}
         sys.stdout.flush()
         sys.stderr.flush()
         # The garbage collector must leave alone what is loaded now: it writes into every object it looks at,
@@ -91,7 +97,6 @@ class ForkServer:
         def fork() -> int:
             pid = os.fork()
             if pid == 0:
-                self._socket.close()
                 _run_and_exit(lambda: _guard(requests, lambda request: run_node(job, settings, request)))
             return pid
 
@@ -100,6 +105,9 @@ class ForkServer:
         with ThreadPoolExecutor(max_workers=1) as fresh_thread:
             self._guard_pid = fresh_thread.submit(fork).result()
         requests.close()
+
+    def _forget(self) -> None:
+        self._socket.close()
 
     def watch(self, report: Report) -> None:
         """From now on call `report` on the running loop."""
@@ -121,12 +129,24 @@ class ForkServer:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._report("died", "-", 0)
             return
+        for kind, name, number in self._take(data):
+            self._report(kind, name, number)
+
+    def _take(self, data: bytes) -> list[tuple[str, str, int]]:
+        """The reports that are whole with this data; note which processes there are."""
         *lines, self._text = (self._text + data).split(b"\n")
+        reports = []
         for line in lines:
             kind, name, number = line.decode().split(" ")
+            reports.append((kind, name, int(number)))
             if kind == "serving":
                 self._server_pid = int(number)
-            self._report(kind, name, int(number))
+                self._nodes.clear()
+            elif kind == "started":
+                self._nodes[name] = int(number)
+            elif kind == "ended":
+                self._nodes.pop(name, None)
+        return reports
 
     def __enter__(self) -> None: ...
 
@@ -134,22 +154,21 @@ class ForkServer:
         self.close(now=kind is not None)
 
     def close(self, *, now: bool = False) -> None:
-        """Wait until all nodes have left, or with `now` have them killed.
-
-        A node that was frozen together with its fork server is not waited for: it ends when it is woken.
-        """
+        """Wait until all nodes have left, or with `now` have them killed; a fork server may be frozen."""
+        if self._socket.fileno() < 0:
+            return
         self._socket.settimeout(CLOSE_NOW_SECONDS if now else CLOSE_SECONDS)
         try:
             if now:
                 _send(self._socket, STOP)
             self._socket.shutdown(socket.SHUT_WR)
-            while self._socket.recv(65536):
-                pass
+            while data := self._socket.recv(65536):
+                self._take(data)
         except TimeoutError:
-            # If it is frozen, its process id is still its own; if only its guard is, it may have ended.
-            if self._server_pid:
+            # If frozen, their process ids are still their own; if only the guard is, they may be gone.
+            for pid in (*self._nodes.values(), *([self._server_pid] if self._server_pid else [])):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._server_pid, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
         except OSError:
             pass  # it died before
         self._socket.close()
@@ -162,6 +181,8 @@ def _run_and_exit(work: Callable[[], None]) -> None:
     """The main function of a forked process: never returns."""
     status = 1
     try:
+        # Engines send SIGTERM to every process, and only the owner decides what it means.
+        leave_sigterm_to_parent()
         work()
         status = 0
     except BaseException:
@@ -174,7 +195,6 @@ def _guard(requests: socket.socket, run_node: Callable[[Request], None]) -> None
     """Fork a fork server, and another one each time it dies before its owner closes the socket."""
     # Ctrl-C reaches the whole process group, and only the owner decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # What nodes print must not mix with the results on stdout.
     os.dup2(2, 1)
     for _ in range(FORK_SERVERS_MAX):

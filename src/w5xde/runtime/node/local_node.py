@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import time
 
 import msgspec
 
@@ -19,13 +20,16 @@ from w5xde.runtime.admission.node_pass import NodePass
 from w5xde.runtime.node.body import Node
 from w5xde.runtime.node.exit_status import exit_status
 from w5xde.runtime.node.fork_server import Request
+from w5xde.runtime.system.parent import call_when_orphaned
 from w5xde.runtime.system.shared_memory import NodeRegions
 from w5xde.ticket import parse
 
 # How long a new node looks for a coordinator that is just about to listen.
 START_SECONDS = 10.0
-# How soon a node notices that its fork server has died.
+# How soon a node notices that its fork server has died, and how long it may take to end then: one that
+# computes on its event loop cannot end by itself.
 ORPHAN_SECONDS = 1.0
+ORPHAN_END_SECONDS = 5.0
 
 
 def run_local_node(job: Job, settings: Settings, request: Request) -> None:
@@ -48,6 +52,11 @@ def run_local_node(job: Job, settings: Settings, request: Request) -> None:
         os._exit(exit_status(error))
 
 
+def _end_late() -> None:
+    time.sleep(ORPHAN_END_SECONDS)
+    os._exit(1)
+
+
 def _yield_to_coordinator() -> None:
     """Keep a node that wakes up from preempting the coordinator, for which all other nodes wait.
 
@@ -60,6 +69,7 @@ def _yield_to_coordinator() -> None:
 
 async def until_orphaned(node: Node, server: int) -> None:
     """Run a node until it ends or its fork server does: the next fork server starts nodes of its own."""
+    call_when_orphaned(server, _end_late)
     running = asyncio.ensure_future(node.run())
     while not running.done():
         await asyncio.wait([running], timeout=ORPHAN_SECONDS)

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
-import threading
-import time
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeAlias
@@ -25,9 +22,7 @@ from w5xde.learn.data.payload import Packer, unpack
 from w5xde.learn.data.sources import Key, MapSource
 from w5xde.learn.model.device import core_count, use_threads
 from w5xde.message_types import Item
-
-# How soon a reading process notices that its node was killed.
-ORPHANED_SECONDS = 0.5
+from w5xde.runtime.system.parent import serve_parent
 
 # A batch that was read, as its description and its bytes; or why it could not be.
 _Read: TypeAlias = tuple[bytes, bytearray] | str
@@ -43,7 +38,7 @@ class BatchReaders:
         """The processes close the descriptor that they have `inherited`: it is the node's alone."""
         self._source = source
         context = multiprocessing.get_context("fork")
-        prepared = source, context.Value("i", 0), inherited
+        prepared = source, context.Value("i", 0), inherited, os.getpid()
         self._processes = ProcessPoolExecutor(count, context, _begin, prepared)
         # Forks all of them now, while the descriptor is what it is.
         self._processes.submit(os.getpid)
@@ -104,28 +99,19 @@ class BatchReaders:
         self.trouble = f"a process that read batches ended ({error}); the node reads them itself"
 
 
-def _begin(source: MapSource, begun: Any, inherited: int | None) -> None:
-    """Prepare a reading process."""
+def _begin(source: MapSource, begun: Any, inherited: int | None, node: int) -> None:
+    """Prepare a reading process, a child of the node's."""
     if inherited is not None:
         # Else the connection would stay open when the node closes it, or dies.
         os.close(inherited)
-    # Ctrl-C reaches the whole process group, and the node decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve_parent(node)
     # A process that was forked from one with several threads must not wait for them.
     use_threads(1)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     _SOURCES[:] = [source]
     if source.recipe.prepare_worker is not None:
         with begun.get_lock():
             number, begun.value = begun.value, begun.value + 1
         source.recipe.prepare_worker(number)
-
-
-def _end_with(node: int) -> None:
-    """End this process when its node has ended: nothing else would tell it."""
-    while os.getppid() == node:
-        time.sleep(ORPHANED_SECONDS)
-    os._exit(0)
 
 
 def _read(key: Key, indices: list[int]) -> _Read:

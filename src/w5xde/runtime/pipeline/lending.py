@@ -222,7 +222,9 @@ class Lending:
         batch_count = sum([lease.batches for lease in wanted])
         self._ports.peers.allow_vectors(peer, len(wanted))
         leases = [lease.id for lease in wanted]
-        peer.works.append(SentWork(leases, batch_count, self._ports.clock(), listed, validates))
+        now = self._ports.clock()
+        peer.works.append(SentWork(leases, batch_count, now, listed, validates))
+        self._meters.trace.sent(wanted, now)
         measures = not validates and any(self._meters.noise.wants(lease.step) for lease in wanted)
         before = peer.connection.bytes_sent
         link = peer.connection.reported_link

@@ -38,6 +38,8 @@ class Link(Protocol):
         """The link as the peer is told, to choose a codec by."""
         ...
 
+    @property
+    def round_trip_seconds(self) -> float | None: ...
     def send(
         self,
         message: Message,

@@ -22,6 +22,7 @@ from w5xde.runtime.pipeline.lending import Lending
 from w5xde.runtime.pipeline.ports import Ports
 from w5xde.runtime.pipeline.steps import Applied, StepReports, Steps
 from w5xde.runtime.pipeline.updates import Updates
+from w5xde.runtime.telemetry.lease_trace import APPLIED, CANCELLED, MEASURED
 from w5xde.runtime.telemetry.meters import Meters
 
 T = TypeVar("T")
@@ -70,6 +71,7 @@ class Pipeline:
         self._clock = ports.clock
         self._tasks = ports.tasks
         self._around = around
+        self._trace = meters.trace
         self.lending = Lending(ports, self.view, meters, self.dispatch)
         self.updates = Updates(
             ports,
@@ -88,14 +90,12 @@ class Pipeline:
         self._unreported: deque[list[Applied]] = deque()
         self._performers: dict[type, Callable[[Any], None]] = {
             ev.Assign: self.lending.lend,
-            ev.CancelLeases: self.lending.cancel,
-            ev.Expire: lambda effect: None,
-            ev.Reject: self.updates.reject,
+            ev.CancelLeases: self._cancel,
+            ev.Expire: self._expire,
+            ev.Reject: self._reject,
             ev.Verify: self._verify,
-            ev.Fold: lambda effect: self.steps.fold(
-                effect, self.updates.take(effect.lease.node, effect.lease.id)
-            ),
-            ev.KeepMeasures: self.updates.measures.keep,
+            ev.Fold: self._fold,
+            ev.KeepMeasures: self._keep_measures,
             ev.Conclude: self.updates.measures.conclude,
             ev.SetAside: self._set_aside,
             ev.Step: self.steps.step,
@@ -132,6 +132,28 @@ class Pipeline:
 
     def perform(self, effect: ev.Effect) -> None:
         self._performers[type(effect)](effect)
+
+    def _fold(self, effect: ev.Fold) -> None:
+        lease = effect.lease
+        self._trace.ended(lease.id, APPLIED, self._clock())
+        self.steps.fold(effect, self.updates.take(lease.node, lease.id))
+
+    def _keep_measures(self, effect: ev.KeepMeasures) -> None:
+        self._trace.ended(effect.lease.id, MEASURED, self._clock())
+        self.updates.measures.keep(effect)
+
+    def _cancel(self, effect: ev.CancelLeases) -> None:
+        for lease in effect.leases:
+            self._trace.ended(lease, CANCELLED, self._clock())
+        self.lending.cancel(effect)
+
+    def _expire(self, effect: ev.Expire) -> None:
+        for lease in effect.leases:
+            self._trace.ended(lease, effect.reason, self._clock())
+
+    def _reject(self, effect: ev.Reject) -> None:
+        self._trace.ended(effect.lease, effect.reason, self._clock())
+        self.updates.reject(effect)
 
     def _verify(self, effect: ev.Verify) -> None:
         lease = effect.lease

@@ -18,7 +18,7 @@ from w5xde.control.view import CoreView
 from w5xde.learn.step.sums import Contribution, StepNotFinite, Total
 from w5xde.runtime.durable.journal import Journal
 from w5xde.runtime.pipeline.ports import Ports
-from w5xde.runtime.telemetry.meters import Meters
+from w5xde.runtime.telemetry.meters import Meters, NodeMeter
 
 # A decision, with what it needs: the update that came, or the cut to be logged with a step.
 _Decided: TypeAlias = (
@@ -74,13 +74,16 @@ class Steps:
         self._meters = meters
         self._reports = reports
         self._decided: list[_Decided] = []
+        # The node whose update was folded last.
+        self._last_node: NodeMeter | None = None
 
     # --- what the core decided --------------------------------------------------------------------
 
     def fold(self, effect: ev.Fold, given: Contribution) -> None:
         lease = effect.lease
         self._meters.folded(effect.staleness)
-        self._meters.node(lease.node).loss = given.mean_loss(lease.samples)
+        meter = self._last_node = self._meters.node(lease.node)
+        meter.loss = given.mean_loss(lease.samples)
         self._decided.append((effect, given))
 
     def set_aside(self, effect: ev.SetAside) -> None:
@@ -92,6 +95,8 @@ class Steps:
 
     def step(self, effect: ev.Step) -> None:
         self._meters.shared(effect)
+        if self._last_node is not None:
+            self._last_node.steps_ended += 1
         logs = self._journal.steps is not None
         self._decided.append((effect, self._view.cut(self._ports.clock()) if logs else None))
 

@@ -31,7 +31,8 @@ from w5xde.protocol.wire import Body
 from w5xde.runtime.pipeline.measures import Measures
 from w5xde.runtime.pipeline.peer import NO_REPLICA, NOTHING_SENT, Peer, SentWork
 from w5xde.runtime.pipeline.ports import Ports
-from w5xde.runtime.telemetry.meters import Meters, sane_seconds
+from w5xde.runtime.telemetry.meters import Meters
+from w5xde.sanitize import sane_seconds
 
 # What a node says of its losses only feeds the metrics; sums of numbers below this stay finite.
 LOSS_MAX = 1e30
@@ -248,15 +249,11 @@ class Updates:
         computed = sum([sane_seconds(answer.seconds) for answer in update.answers])
         batch_seconds = max(1e-6, computed, now - max(work.sent_at, peer.answered_at)) / work.batches
         peer.answered_at = now
-        on_core = sane_seconds(update.core_seconds)
-        meter = self._meters.node(peer.name)
-        meter.seconds_busy += computed
-        meter.seconds_on_core += on_core
-        meter.seconds_waiting += sane_seconds(update.waited_seconds)
-        meter.seconds_network += sane_seconds(update.network_seconds)
-        meter.seconds_codec += sane_seconds(update.codec_seconds)
+        self._meters.node(peer.name).answered(update, computed)
+        self._meters.trace.answered(update.answers, now)
         if 0 < update.link < math.inf:
             peer.choice.link(update.link)
+        on_core = sane_seconds(update.core_seconds)
         return Timing(batch_seconds, computed / work.batches, on_core / (computed or 1.0))
 
     def _check(self, peer: Peer, update: Update, read: Callable[[], list[Checked]], timing: Timing) -> None:

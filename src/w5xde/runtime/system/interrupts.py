@@ -1,4 +1,8 @@
-"""Work on an event loop that its user may interrupt: once to end it in order, twice to stop it now.
+"""Work on an event loop that may be interrupted, by its user or by a program that minds the process.
+
+    Ctrl-C      once: the work ends in order, however long that takes; twice: it stops now
+    SIGTERM     the work ends in order and in a hurry; sent again, it changes nothing, because engines send it
+                to several processes, and more than once
 
 Knows nothing of what the work is.
 """
@@ -10,34 +14,54 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, Protocol
+
+from w5xde.runtime.system.termination import note_orderly_end
 
 # How late an interrupt of a notebook's run may be noticed: too short to feel, and waking up costs nothing.
 WAKE_SECONDS = 0.1
 
 
-class _Interruptible:
-    """Runs `work` on an event loop: the first interrupt calls `stop`, the second cancels `work`."""
+class StopWork(Protocol):
+    """Lets the work end in order; `hurries`: within a few seconds."""
 
-    def __init__(self, work: Coroutine[Any, Any, None], stop: Callable[[str], None]) -> None:
+    def __call__(self, reason: str, *, hurries: bool) -> None: ...
+
+
+class _Interruptible:
+    """Runs `work` on an event loop: the first signal calls `stop`, the second Ctrl-C cancels `work`."""
+
+    def __init__(self, work: Coroutine[Any, Any, None], stop: StopWork) -> None:
         self._work = work
         self._stop = stop
-        self._is_stopping = False
+        self._is_stopping = self._hurries = False
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.ensure_future(self._work)
-        if threading.current_thread() is threading.main_thread():
-            # Where event loops have no signal handlers (Windows), Ctrl-C stops at once.
-            with contextlib.suppress(NotImplementedError):
-                for number in (signal.SIGINT, signal.SIGTERM):
-                    self._loop.add_signal_handler(number, self._interrupt)
+        with self._handling_signals():
+            try:
+                await self._task
+            except asyncio.CancelledError:
+                raise KeyboardInterrupt from None
+
+    @contextlib.contextmanager
+    def _handling_signals(self) -> Iterator[None]:
+        # Where event loops are not woken up by signals (Windows), Ctrl-C stops at once.
+        if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        # Not by the loop's own `add_signal_handler`: that leaves no handler behind when the loop ends, and
+        # tells this process of signals that a forked child gets.
+        handlers = {signal.SIGINT: self.interrupt_from_outside, signal.SIGTERM: self._terminate_from_outside}
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
-            await self._task
-        except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler or signal.SIG_DFL)
 
     def _interrupt(self) -> None:
         if self._is_stopping:
@@ -45,19 +69,33 @@ class _Interruptible:
             return
         self._is_stopping = True
         print("finishing what is begun; once more stops now", file=sys.stderr, flush=True)
-        self._stop("interrupted")
+        self._stop("interrupted", hurries=False)
+
+    def _terminate(self) -> None:
+        if self._hurries:
+            return
+        self._hurries = True
+        print("told to end: finishing what is nearly done", file=sys.stderr, flush=True)
+        self._stop("terminated", hurries=True)
 
     def interrupt_from_outside(self, number: int, frame: object) -> None:
-        """A signal handler for a thread that does not run the event loop."""
+        """A signal handler, also for a thread that does not run the event loop."""
+        self._call(self._interrupt)
+
+    def _terminate_from_outside(self, number: int, frame: object) -> None:
+        note_orderly_end()
+        self._call(self._terminate)
+
+    def _call(self, function: Callable[[], None]) -> None:
         # The event loop may not run yet, or may have ended.
         with contextlib.suppress(AttributeError, RuntimeError):
-            self._loop.call_soon_threadsafe(self._interrupt)
+            self._loop.call_soon_threadsafe(function)
 
 
-def run_interruptibly(work: Coroutine[Any, Any, None], stop: Callable[[str], None]) -> None:
+def run_interruptibly(work: Coroutine[Any, Any, None], stop: StopWork) -> None:
     """Run `work` to its end; on another thread if this one runs an event loop already, as notebooks do.
 
-    The first Ctrl-C or SIGTERM calls `stop`, which lets `work` end in order; the second raises
+    The first Ctrl-C or SIGTERM calls `stop`, which lets `work` end in order; a second Ctrl-C raises
     KeyboardInterrupt.
     """
     running = _Interruptible(work, stop)

@@ -18,19 +18,18 @@ from w5xde.config import Settings
 from w5xde.control.events import Step
 from w5xde.control.steps.cut import Aside, Progress
 from w5xde.control.view import CoreView
+from w5xde.messages import Update
 from w5xde.runtime.durable.resume import KeptMeters, KeptNode, Restored
 from w5xde.runtime.telemetry.gradient_noise import GradientNoise
+from w5xde.runtime.telemetry.lease_trace import LeaseTrace
+from w5xde.runtime.telemetry.loss_band import LossBand
+from w5xde.sanitize import sane_seconds
 from w5xde.tree import Span
 
 # Rates are means over this long: short enough to follow a change, long enough not to jitter.
 RECENT_SECONDS = 3.0
 # The loss shown is a moving mean over about this many steps.
 LOSS_STEPS = 20
-
-
-def sane_seconds(seconds: float) -> float:
-    """A duration that a node reports, or 0 if it is negative, absurdly long or NaN."""
-    return seconds if 0.0 <= seconds < 1e9 else 0.0
 
 
 class Rate:
@@ -73,6 +72,10 @@ class NodeMeter:
     vector_bytes: int = 0
     vector_bytes_encoded: int = 0
     loss: float | None = None
+    # Steps for which its update was the last one.
+    steps_ended: int = 0
+    # The codec of its last gradient.
+    codec_up: str = ""
     pid: int | None = None
     machine: str = ""
     rate: Rate = field(default_factory=Rate)
@@ -82,6 +85,16 @@ class NodeMeter:
         """Count gradients received or parameters sent."""
         self.vector_bytes += raw_bytes
         self.vector_bytes_encoded += encoded_bytes
+
+    def answered(self, update: Update, computed_seconds: float) -> None:
+        """Count where the node says that its time went until this update."""
+        self.seconds_busy += computed_seconds
+        self.seconds_on_core += sane_seconds(update.core_seconds)
+        self.seconds_waiting += sane_seconds(update.waited_seconds)
+        self.seconds_network += sane_seconds(update.network_seconds)
+        self.seconds_codec += sane_seconds(update.codec_seconds)
+        if update.answers:
+            self.codec_up = update.answers[-1].codec
 
     def row(self, batches_total: int) -> NodeStatus:
         spent = (self.seconds_busy + self.seconds_waiting) or 1.0
@@ -118,6 +131,10 @@ class Meters:
         # Advice on the number of batches in a step.
         self.noise = noise or GradientNoise(1, unknown="not measured")
         self.nodes: dict[str, NodeMeter] = {}
+        # When some of the leases were lent and answered.
+        self.trace = LeaseTrace()
+        # The losses of the steps since the last row of metrics.
+        self.loss_band = LossBand()
         self.bytes_sent = 0
         self.bytes_received = 0
         # Bytes of work that was sent, by epoch: batches, or numbers of samples.
@@ -220,6 +237,7 @@ class Meters:
         if self.loss_first is None:
             self.loss_first = loss
         self.loss_last = loss
+        self.loss_band.add(loss)
         self._loss_sum += loss
         self._losses += 1
         before = loss if self.loss_mean is None else self.loss_mean

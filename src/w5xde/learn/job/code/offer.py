@@ -86,15 +86,8 @@ def _collect(named: NamedJob, ship: str | None) -> tuple[CodeBundle | None, str]
                 "start the run with the job's file:  w5xde serve train.py",
             )
         return None, f"its job, {named.reference}, is not a file that could be sent"
-    folder = named.file.resolve().parent
     try:
-        files = {named.file.name: named.file.read_bytes()}
-        for said in (ship or "").split(","):
-            for path in _named_files(said.strip(), folder):
-                files[path.relative_to(folder).as_posix()] = _read(path)
-                if len(files) > CODE_FILES_MAX or sum(map(len, files.values())) > CODE_BYTES_MAX:
-                    break  # whatever follows, it is too much
-        return CodeBundle.of(f"{named.file.name}{named.job_name}", files), ""
+        return collect_code(named.file, named.job_name, ship), ""
     except OSError as error:
         # A node must not learn where the files lie.
         trouble = f"{Path(str(error.filename)).name} cannot be read: {error.strerror}"
@@ -106,6 +99,24 @@ def _collect(named: NamedJob, ship: str | None) -> tuple[CodeBundle | None, str]
             f"mend that, ship less, or send nothing with --ship {OFF} and copy the files yourself",
         )
     return None, f"its job file cannot be sent: {trouble}"
+
+
+def collect_code(file: Path, job_name: str, ship: str | None) -> CodeBundle:
+    """The job file, and the modules beside it that `ship` names. Raises OSError, BadCode, or UsageError."""
+    folder = file.resolve().parent
+    files = {file.name: file.read_bytes()}
+    for said in (ship or "").split(","):
+        for path in _named_files(said.strip(), folder):
+            files[path.relative_to(folder).as_posix()] = _read(path)
+            if len(files) > CODE_FILES_MAX or sum(map(len, files.values())) > CODE_BYTES_MAX:
+                break  # whatever follows, it is too much
+    return CodeBundle.of(f"{file.name}{job_name}", files)
+
+
+def left_behind(file: Path, code: CodeBundle) -> list[str]:
+    """Files and folders beside the job file that the code imports and that are not part of it."""
+    beside = _beside(file.resolve().parent, imported_modules(list(code.files.values())))
+    return [name for module, name in beside.items() if not _is_part(module, code)]
 
 
 def _named_files(said: str, folder: Path) -> Iterator[Path]:

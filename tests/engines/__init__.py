@@ -1,0 +1,1 @@
+"""Tests on real clusters: `make engines` installs what they need and runs them; `make test` does not."""

@@ -1,0 +1,1 @@
+"""Tests on a real Ray cluster of several raylets on this machine."""

@@ -1,0 +1,1 @@
+"""Tests of `w5xde deploy slurm` on a real Slurm, all of whose daemons run on this machine."""

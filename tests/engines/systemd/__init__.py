@@ -1,0 +1,1 @@
+"""Units as systemd itself judges them."""
