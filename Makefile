@@ -16,8 +16,12 @@ STAMP := $(VENV)/.installed
 # -qq: a word only when something fails.
 PIP := $(RUN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
+# For `make browser`.
+AXE := $(VENV)/axe/package/axe.min.js
+AXE_SHA256 := 20c09fe157a8a34a30e241aaa1fcdade657734f08ab379ecfbeb7d45cc46e878
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test engines lint check package docs sim chaos fuzz floods clean
+.PHONY: help demo test engines browser lint check package docs sim chaos fuzz floods clean
 
 help:
 	@echo "make demo          train on handwritten digits with three nodes, and compare with one process"
@@ -32,6 +36,7 @@ help:
 	@echo "make fuzz          feed every decoder bad bytes for MINUTES=10; what fails, the tests try first"
 	@echo "                   (guided by coverage, if  .venv/bin/pip install -e '.[fuzz]'  has atheris for it)"
 	@echo "make floods        a run under slow-loris, idle connections and 1,000 connects a second; about five minutes"
+	@echo "make browser       try the page in Chromium, which it installs first (Debian or Ubuntu, as root)"
 	@echo "make clean         remove .venv, builds and caches; runs/ stays, it is yours"
 
 demo: $(STAMP)
@@ -73,6 +78,20 @@ fuzz: $(STAMP)
 
 floods: $(STAMP)
 	$(RUN)/python -m tests.security.floods
+
+# Debian's two packages come from one source, so that they fit. Selenium's own list of dependencies is left out.
+browser: $(STAMP) $(AXE)
+	@command -v chromium chromedriver >/dev/null || { apt-get update -qq && \
+		apt-get install -qq -y --no-install-recommends chromium chromium-driver >/dev/null; }
+	@$(PIP) --no-deps selenium
+	@$(PIP) trio trio-websocket websocket-client urllib3 certifi
+	$(RUN)/python -m pytest -q tests/browser
+
+# The checks of accessibility, as npm has them.
+$(AXE):
+	@mkdir -p $(VENV)/axe
+	@cd $(VENV)/axe && tar xzf "$$(npm pack --silent axe-core@4.14.0)"
+	@echo "$(AXE_SHA256)  $(AXE)" | sha256sum --check --quiet || { rm $(AXE); exit 1; }
 
 # The stamp is written last, so an installation that was interrupted is done again.
 $(STAMP): pyproject.toml constraints.txt

@@ -25,7 +25,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 DIST = ROOT / "dist"
 # Files that are no modules, and that the package needs.
-NEEDED = {"w5xde/py.typed", "w5xde/datasets/digits.npz"}
+NEEDED = {
+    "w5xde/py.typed",
+    "w5xde/datasets/digits.npz",
+    "w5xde/page/static/index.html",
+    "w5xde/page/vendor/uPlot.iife.min.js",
+}
 LENT = "torch"
 
 

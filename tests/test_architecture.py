@@ -43,6 +43,7 @@ EDGES = {
     "doctor",
     "engines",
     "frameworks",
+    "page",
     "pool",
 }
 BASE = {
@@ -139,6 +140,8 @@ READERS = (
     "w5xde.learn.job.code.bundle",
     "w5xde.learn.job.node_setup",
     "w5xde.learn.job.code.origin",
+    "w5xde.follow",
+    "w5xde.page",
     "w5xde.runtime.durable.audit",
     "w5xde.runtime.durable.disk",
     "w5xde.runtime.evaluation.export",
@@ -458,6 +461,24 @@ def test_the_product_never_loads_what_pickles():
     ]
     code = f"import sys, importlib\nfor name in {product}:\n    importlib.import_module(name)\n"
     code += "sys.exit(any(name.startswith('w5xde.bench') for name in sys.modules))"
+    subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+
+
+def test_the_page_is_a_process_of_its_own():
+    # Whatever trains may start it, and imports nothing of it.
+    assert {
+        (module.home, found.module)
+        for module in MODULES if module.home not in {"page", "follow"}
+        for found in module.imports() if found.home == "page"
+    } == {
+        ("cli", "w5xde.page.command.run_show"),
+        ("api", "w5xde.page.child.start_page_of_loop"),
+        ("chaos", "w5xde.page.child.start_page"),
+    }  # fmt: skip
+    homes = RUNTIME | {"follow", "api", "demo", "chaos", "cli", "pool"}
+    training = [m.name for m in MODULES if m.home in homes and not m.name.endswith("__main__")]
+    code = f"import sys, importlib\nfor name in {training}:\n    importlib.import_module(name)\n"
+    code += "sys.exit(any(name in sys.modules for name in ('starlette', 'uvicorn', 'w5xde.page.app')))"
     subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
 
 

@@ -137,6 +137,7 @@ def test_every_setting_can_be_given_through_every_door(tmp_path):
         "runs": "elsewhere",
         "log": "verbose",
         "json": True,
+        "page": True,
     }
     assert {*values, "resume", "override"} == set(Settings.__struct_fields__)
     for command, names in COMMAND_SETTINGS.items():

@@ -64,6 +64,9 @@ class Watcher:
     def ended(self) -> None:
         """The coordinator, or the node, has stopped."""
 
+    def page_started(self, address: str) -> None:
+        """The page of the run can be opened; without an address, it could not be started."""
+
     def node_started(self, node: Reporting) -> None:
         """The node, or the crew, begins to look for its coordinator."""
 
@@ -248,6 +251,10 @@ def _run_prepared(
 
     def opened(host: str, port: int) -> None:
         watcher.started(coordinator, settings, named.reference)
+        if settings.page:
+            from w5xde.page.child import start_page_of_loop
+
+            start_page_of_loop(run_folder.folder, watcher.page_started)
         if fork_server is not None:
             LocalNodes(fork_server, coordinator, plan, (host, port), memory).start()
 

@@ -6,7 +6,10 @@ end with the same sha256 as this loop; the demo checks that before the user's ey
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,6 +89,10 @@ def run_demo(settings: Settings) -> dict[str, Any]:
         f"sha256 {summary['weights_sha256'][:16]}…, test accuracy {result.metrics['accuracy']:.1%}",
         markup=True,
     )
+    if settings.page and sys.stdin.isatty() and sys.stdout.isatty():
+        view.say("the page stays open until Ctrl-C")
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
     return summary
 
 

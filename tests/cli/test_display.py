@@ -173,6 +173,7 @@ class FakeRun:
         self.job_offer = JobOffer()
         self.recorder = SimpleNamespace(followers=[])
         self.is_over = False
+        self.recorder = SimpleNamespace(followers=[])
         self.nodes = nodes
 
     def status(self) -> RunStatus:

@@ -14,12 +14,14 @@ import msgspec
 from w5xde.chaos.child import Child
 from w5xde.chaos.pool import ChaosPool
 from w5xde.chaos.verdict import judge
+from w5xde.cli.panels import page_text
 from w5xde.cli.view import make_view
 from w5xde.config import Settings
 from w5xde.demo import EPOCHS, STEP_BATCHES
 from w5xde.errors import UsageError
 from w5xde.learn.model.device import core_count
-from w5xde.runs import free_name
+from w5xde.page.child import start_page
+from w5xde.runs import MANIFEST, free_name
 
 # The coordinator evicts a node after seven silent seconds; the node joins again when it wakes up.
 SHORT_SECONDS, LONG_SECONDS = 3.0, 9.0
@@ -53,6 +55,9 @@ def run_chaos_demo(settings: Settings) -> dict[str, Any]:
     with pool.open():
         for _ in range(nodes):
             pool.add_node()
+        if settings.page:
+            pool.until((pool.run / MANIFEST).is_file, "the run begins")
+            start_page(pool.run, lambda address: pool.tell(page_text(address)))
         for step, what, number in SCRIPT:
             pool.until_step(step)
             _strike(pool, what, number)

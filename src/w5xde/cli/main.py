@@ -136,6 +136,8 @@ def _run(arguments: list[str], termination: Termination | None) -> int:
     parent = termination.parent if termination is not None else None
     with ending_with_parent(settings.with_parent, parent), results_to(settings.json) as out:
         try:
+            if command == "show":
+                return _show(settings, out, **besides)
             if command in COORDINATE:
                 summary = _coordinate(sources, **besides)
             else:
@@ -294,6 +296,13 @@ def _audit(settings: Settings, run: str) -> dict[str, Any]:
     if not settings.json:
         show_audit(make_view(settings), report)
     return report.summary()
+
+
+def _show(settings: Settings, out: IO[str], **shown: Any) -> int:
+    from w5xde.page.command import run_show
+
+    run_show(settings, shown, out)
+    return 0
 
 
 def _export(settings: Settings, run: str, to: str, out: str | None, best: bool) -> dict[str, Any]:

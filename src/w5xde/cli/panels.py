@@ -95,6 +95,18 @@ def from_here(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
+def reach_text(host: str) -> str:
+    """Which machines can join at this address, if not all."""
+    if host in ("127.0.0.1", "localhost", "::1"):
+        return "  (only this machine; others: --host 0.0.0.0)"
+    return ""
+
+
+def page_text(address: str) -> str:
+    """Where the page of a run is."""
+    return f"  page:     {address}" if address else "the page could not be started; try  w5xde show"
+
+
 def resume_line(folder: Path, job_name: str) -> str:
     """How to go on with a run that was stopped before it was over."""
     if job_name == FROM_PYTHON:

@@ -26,6 +26,7 @@ _OVERVIEW = """examples:
   w5xde serve train.py --host 0.0.0.0             own model and data; prints the line for others to join
   w5xde join TICKET                               help a run from another machine, by the ticket it printed
   w5xde train --resume latest                     go on with a run that was stopped or killed
+  w5xde show latest                               see a run in a browser
   w5xde audit latest                              count again: did every sample count exactly once?
   w5xde explain W5-103                            more about an error
   w5xde doctor                                    what works on this machine, and how fast
@@ -75,6 +76,7 @@ _COMMANDS = {
   w5xde train --resume latest --epochs 20         go on with the last run, for longer
   w5xde train train.py --name a --resume auto     begin run a or go on with it, always by this line
   w5xde train train.py --durability step          no step is ever redone, whatever is killed
+  w5xde train train.py --page                     and see it in a browser
   w5xde train train.py --print-config             which settings would be used, and who says so""",
         {"job": _JOB_OR_RESUME, "--print-config": _PRINT_CONFIG},
     ),
@@ -121,6 +123,7 @@ _COMMANDS = {
         """examples:
   w5xde demo
   w5xde demo --nodes 5 --json
+  w5xde demo --page                               and see it in a browser
   w5xde demo --chaos                              the same while nodes and the coordinator are killed""",
         {
             "--chaos": {
@@ -136,6 +139,42 @@ _COMMANDS = {
   w5xde audit tuesday --json
 exit code 0 only if the promise held""",
         {"run": _RUN},
+    ),
+    "show": _Command(
+        "show a run in a browser, while it trains or afterwards; several to compare them",
+        """examples:
+  w5xde show                                      the newest run
+  w5xde show tuesday                              a run by its name
+  w5xde show tuesday wednesday                    compare up to eight
+  w5xde show tuesday --html tuesday.html          one file that opens from disk, to keep or to send
+  w5xde show --host 0.0.0.0 --read-only           for other machines, with TLS""",
+        {
+            "run": {
+                "metavar": "RUN",
+                "nargs": "*",
+                "help": "names of runs, or their folders (default: latest)",
+            },
+            "--html": {"metavar": "FILE", "help": "write the page to this file instead"},
+            "--host": {
+                "metavar": "HOST",
+                "dest": "page_host",
+                "default": "127.0.0.1",
+                "help": "address to listen on; with another one than this machine's own, the page uses TLS"
+                " (default: 127.0.0.1)",
+            },
+            "--port": {
+                "metavar": "N",
+                "dest": "page_port",
+                "type": int,
+                "help": "port to listen on (default: 8050, or any free one)",
+            },
+            "--open": {
+                "action": argparse.BooleanOptionalAction,
+                "help": "open a browser (default: if this is a terminal on a desktop)",
+            },
+            "--read-only": {"action": "store_true", "help": "whoever has the link may only look"},
+            "--parent": {"type": int, "help": argparse.SUPPRESS},
+        },
     ),
     "export": _Command(
         "write the weights of a run's newest checkpoint to a file that other programs read",
@@ -184,7 +223,9 @@ exit code 1 if there is an error; a warning alone costs speed or comfort""",
 }
 # What the functions that perform commands are given besides settings.
 ARGUMENTS = {
-    name.removeprefix("--").replace("-", "_") for each in _COMMANDS.values() for name in each.arguments
+    str(options.get("dest", name.removeprefix("--").replace("-", "_")))
+    for each in _COMMANDS.values()
+    for name, options in each.arguments.items()
 } | {"asked"}
 HELP_ALL = "--help-all"
 # Settings with another flag: help shows the first.
@@ -273,8 +314,9 @@ def build_parser(*, helps_all: bool = False) -> Parser:
 
 def _usage(name: str, command: _Command) -> str:
     """The first line of help. Without the flags, which argparse would list a second time."""
+    forms = {"?": "[{}]", "*": "[{} ...]"}
     given = [
-        f"[{options['metavar']}]" if options.get("nargs") == "?" else options["metavar"]
+        forms.get(options.get("nargs", ""), "{}").format(options["metavar"])
         for argument, options in command.arguments.items()
         if not argument.startswith("-")
     ]

@@ -25,8 +25,10 @@ from w5xde.cli.panels import (
     from_here,
     learned_lines,
     machine_table,
+    page_text,
     progress,
     rates,
+    reach_text,
     resume_line,
     step_text,
 )
@@ -106,7 +108,7 @@ class View(Watcher):
             self.say(f"scaled for {settings.step_batches} batches a step: {status.scaling}")
         if settings.staleness is not None and settings.mode == "sync":
             self.say("staleness has no effect in sync mode, where no update is late")
-        self.say(f"listening on {status.address}" + _reach(settings.host))
+        self.say(f"listening on {status.address}" + reach_text(settings.host))
         if coordinator.gatekeeper.is_exposed:
             self.say(f"[bold red]{CLEAR_TEXT}[/]", markup=True)
         if coordinator.gatekeeper.ticket is not None:
@@ -117,6 +119,9 @@ class View(Watcher):
             if settings.goes_on and not settings.nodes:
                 self.say("this run starts no nodes of its own: join with the line above, or use --nodes 2")
         self._begin()
+
+    def page_started(self, address: str) -> None:
+        self.say(page_text(address), whole=True)
 
     def ended(self) -> None:
         if self._timer is not None:
@@ -381,9 +386,3 @@ def join_lines(ticket: str, offer: JobOffer, job_name: str) -> list[str]:
         left = ",".join(offer.left_behind)
         lines.append(f"nodes that join without a copy also need {left}: send that with --ship {left}")
     return lines
-
-
-def _reach(host: str) -> str:
-    if host in ("127.0.0.1", "localhost", "::1"):
-        return "  (only this machine; others: --host 0.0.0.0)"
-    return ""

@@ -2,7 +2,7 @@
 
     1xx  joining and the protocol         2xx  the command, its settings and the job
     3xx  computing                        4xx  the run folder, and private files
-    5xx  the identity of the other side   6xx  clusters: engines, and files for them
+    5xx  the identity of the other side   6xx  clusters, and the page
     7xx  bugs in w5xde
 
 Knows nothing of how errors are raised: a test compares the codes here with those in the source.
@@ -21,6 +21,7 @@ from w5xde.explanations.explanation import Explanation
 from w5xde.explanations.frameworks import FRAMEWORKS
 from w5xde.explanations.job import JOB
 from w5xde.explanations.joining import JOINING
+from w5xde.explanations.page import PAGE
 from w5xde.explanations.pool import POOL
 from w5xde.explanations.running import RUNNING
 from w5xde.explanations.sent_code import SENT_CODE
@@ -41,6 +42,7 @@ EXPLANATIONS: dict[str, Explanation] = {
             *RUNNING,
             *ENGINES,
             *DEPLOYING,
+            *PAGE,
         ],
         key=lambda each: each.code,
     )
@@ -73,7 +75,7 @@ _FAMILIES = {
     "3": "Computing",
     "4": "The run folder, and private files",
     "5": "The identity of the other side",
-    "6": "Clusters: engines, and files for them",
+    "6": "Clusters, and the page",
     "7": "Bugs in w5xde",
 }
 

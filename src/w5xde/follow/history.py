@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+import msgspec
+
 from w5xde.follow.rows import MetricsRow, NodeRow
 
 # As many points as a chart can show.
@@ -71,6 +73,8 @@ class RunHistory:
         self._recent.append(row)
         while row.time - self._recent[0].time > RECENT_SECONDS or row.life != self._recent[0].life:
             self._recent.popleft()
+        # Hours of facts of nodes would fill the memory, and only those of the last seconds are asked for.
+        row = msgspec.structs.replace(row, node_facts={}) if row.node_facts else row
         if self.rows and self._skipped + 1 < self._stride:
             # The newest row is always there, in place of the one before it.
             self._skipped += 1

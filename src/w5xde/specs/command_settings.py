@@ -35,12 +35,12 @@ _KEEPING = [*_RUN, "override", "checkpoint_every", "keep_checkpoints", "durabili
 _SHOWING = ["log", "json"]
 _COORDINATING = [
     *_TRAINING, *_LENGTH, *_DATA, *_MACHINE, "with_parent", "ship", *_ENTRANCE, *_SOCKETS, *_TRUST, *_KEEPING,
-    *_SHOWING,
+    *_SHOWING, "page",
 ]  # fmt: skip
 # Settings of a process, whichever run it works for: every start reads them from all sources.
 OF_THE_PROCESS = ["with_parent", *CLUSTER_SETTINGS, *_SHOWING]
 # Settings for one start only: a resumed run does not inherit them.
-FOR_ONCE = ["new_identity", "override", *OF_THE_PROCESS]
+FOR_ONCE = ["new_identity", "override", "page", *OF_THE_PROCESS]
 COMMAND_SETTINGS: dict[str, list[str]] = {
     "train": [*_COORDINATING, *CLUSTER_SETTINGS],
     "serve": _COORDINATING,
@@ -71,9 +71,10 @@ COMMAND_SETTINGS: dict[str, list[str]] = {
         "log",
     ],
     "ticket": ["runs", "json"],
-    "demo": ["nodes", "name", "runs", *_SHOWING],
+    "demo": ["nodes", "name", "runs", *_SHOWING, "page"],
     "audit": ["runs", "json"],
     "export": ["runs", "json"],
+    "show": ["runs", "json"],
     "explain": ["json"],
     "doctor": ["host", "port", "runs", "devices", "batch_size", "json"],
 }
@@ -94,12 +95,12 @@ GROUPS: dict[str, list[str]] = {
     "the network": [*_ENTRANCE, "wait", *_SOCKETS],
     "trust": _TRUST,
     "the run": _KEEPING,
-    "output": _SHOWING,
+    "output": [*_SHOWING, "page"],
 }
 # The settings that most people use; help shows the others only if it is asked for all.
 COMMON = {
     "mode", "batch_size", "batches_per_step", "epochs", "steps", "data", "nodes", "devices", "threads",
-    "engine", "node_name", "accept_code", "wait", "ship", "host", "resume", "name", "json",
+    "engine", "node_name", "accept_code", "wait", "host", "resume", "name", "json", "page",
 }  # fmt: skip
 # A command with no more settings than this shows all of them.
 FEW_SETTINGS = 8

@@ -43,6 +43,9 @@ class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     skip_bad_batches: Annotated[
         bool, Meta(description="call an epoch complete without batches that fail on every node")
     ] = False
+    page: Annotated[
+        bool, Meta(description="show the run in a browser: start a page beside it, and print its address")
+    ] = False
     resume: Annotated[
         str | None,
         Meta(

@@ -71,6 +71,7 @@ class CoordinatorSettings(TypedDict, total=False):
     skip_bad_batches: bool
     log: Literal["silent", "normal", "verbose"]
     json: bool
+    page: bool
 
 
 class TrainSettings(CoordinatorSettings, total=False):

@@ -218,7 +218,7 @@ def test_a_certificate_of_another_program_is_no_identity(keys: Path) -> None:
     from w5xde.runtime.admission import identity
 
     keys.mkdir()
-    (keys / "identity.pem").write_bytes(identity._make("mail.example.org"))
+    (keys / "identity.pem").write_bytes(identity.make_certificate("mail.example.org"))
     (keys / "identity.pem").chmod(0o600)
     assert "another program" in trouble(lambda: RunIdentity.load_given(keys)).what
 

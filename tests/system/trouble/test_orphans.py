@@ -81,6 +81,11 @@ def wrapped(
             require_gone([*family(child), psutil.Process(child)])
 
 
+def is_in_second_epoch(folder: Path) -> bool:
+    kinds = [event["kind"] for event in events(folder)]
+    return "epoch" in kinds and "step" in kinds[kinds.index("epoch") :]
+
+
 # --- a parent that is killed ----------------------------------------------------------------------
 
 
@@ -96,6 +101,9 @@ def test_a_coordinator_ends_in_order_when_its_wrapper_is_killed(
         with wrapped(tmp_path, *words, *flags, **variables) as (wrapper, child, output):
             wait_until(lambda life=life: starts(folder) == life, output.read_text)  # type: ignore[misc]
             wait_for_steps(folder, 5 * life)
+            if life == 2:
+                # So that at least two epochs are begun, however slow this machine is.
+                wait_until(lambda: is_in_second_epoch(folder), output.read_text)
             everybody = [psutil.Process(child), *family(child)]
             wrapper.kill()
             require_gone(everybody)

@@ -316,26 +316,35 @@ def test_a_run_that_stays_in_use_is_to_be_tried_again(
     assert audit_run(folder).summary()["lives"] == 1
 
 
-def test_a_coordinator_waits_for_one_that_is_about_to_end(undisturbed: str, folder: Path) -> None:
-    words = ["train", f"{JOBS}:slow", *AGAIN]
-    with command(*words, TEST_BATCH_SECONDS="0.2") as old:
-        old.wait_for("local-1 joined")
-        with command(*words, TEST_BATCH_SECONDS="0") as new:
+def test_a_coordinator_waits_for_one_that_is_about_to_end(
+    undisturbed: str, folder: Path, stuck: Path
+) -> None:
+    words = ["train", f"{JOBS}:stuck", *AGAIN]
+    with command(*words) as old:
+        # Not earlier: the loss is tried before the run begins.
+        old.wait_for("listening on")
+        (stuck / "batch").touch()
+        with command(*words) as new:
             new.wait_for("waiting up to 30 s for it to end")
             old.send_signal(signal.SIGTERM)
             assert old.wait() == NOT_OVER, old.text
+            (stuck / "batch").unlink()
             assert new.wait() == 0, new.text
     result = json.loads((folder / "manifest.json").read_text())["result"]
     assert result["weights_sha256"] == undisturbed
     assert audit_run(folder).is_clean
 
 
-def test_one_that_waits_for_a_run_that_is_trained_to_its_end_has_nothing_to_do(folder: Path) -> None:
-    words = ["train", f"{JOBS}:slow", *AGAIN, "--epochs", "2"]
-    with command(*words, TEST_BATCH_SECONDS="0.1") as old:
-        old.wait_for("local-1 joined")
+def test_one_that_waits_for_a_run_that_is_trained_to_its_end_has_nothing_to_do(
+    folder: Path, stuck: Path
+) -> None:
+    words = ["train", f"{JOBS}:stuck", *AGAIN, "--epochs", "2"]
+    with command(*words) as old:
+        old.wait_for("listening on")
+        (stuck / "batch").touch()
         with command(*words) as new:
             new.wait_for("waiting up to 30 s for it to end")
+            (stuck / "batch").unlink()
             assert old.wait() == 0, old.text
             assert new.wait() == 0, new.text
     assert "run mine is complete" in new.text
@@ -398,7 +407,8 @@ def free_port() -> int:
 def test_two_starts_at_once_train_one_run(undisturbed: str, folder: Path) -> None:
     words = ["train", f"{JOBS}:slow", *AGAIN]
     with command(*words, TEST_BATCH_SECONDS="0.01") as one, command(*words, TEST_BATCH_SECONDS="0.01") as two:
-        assert [one.wait(), two.wait()] == [0, 0], one.text + two.text
+        # One trains; the other finds the run complete or, if that takes long, is to be tried again.
+        assert sorted([one.wait(), two.wait()]) in ([0, 0], [0, NOT_OVER]), one.text + two.text
     result = json.loads((folder / "manifest.json").read_text())["result"]
     assert result["weights_sha256"] == undisturbed
     assert audit_run(folder).summary()["lives"] == 1

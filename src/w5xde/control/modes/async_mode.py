@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from w5xde.control.modes.base import Mode, share_of
+from w5xde.control.modes.base import SOONER, Mode, share_of
 from w5xde.control.modes.delay import DelayCorrection
 from w5xde.control.pool.members import Member, Members
 from w5xde.control.steps.leases import Lease, Leases
@@ -116,7 +116,7 @@ class AsyncMode(Mode):
         if open_step is None:
             return f"step {lease.step.index} is complete"
         if open_step.tree.covers(lease.span):
-            return "somebody else was sooner"
+            return SOONER
         late = self.staleness_of(lease)
         if late > self.staleness:
             return f"computed on version {lease.version}, {late} updates ago; the bound is {self.staleness}"

@@ -14,6 +14,9 @@ from w5xde.control.steps.open_step import OpenStep, Share
 from w5xde.control.steps.plan import Plan
 from w5xde.tree import Span
 
+# Why the second answer to a span of batches is rejected: nothing is wrong with it.
+SOONER = "somebody else was sooner"
+
 
 class Mode(ABC):
     """A mode of training. It has the pool, the plan and the leases, and records each lease that it grants."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from w5xde.control.modes.base import Mode, share_of
+from w5xde.control.modes.base import SOONER, Mode, share_of
 from w5xde.control.pool.members import Member, Members
 from w5xde.control.steps.leases import Lease, Leases
 from w5xde.control.steps.open_step import OpenStep
@@ -62,7 +62,7 @@ class SyncMode(Mode):
         if open_step is None or open_step.plan.index != lease.step.index:
             return f"step {lease.step.index} is complete"
         if open_step.tree.covers(lease.span):
-            return "somebody else was sooner"
+            return SOONER
         return ""
 
     def take(self, lease: Lease) -> OpenStep | None:

@@ -66,7 +66,7 @@ class RunIdentity:
             try:
                 data, is_new = private_files.read(file), False
             except FileNotFoundError:
-                data, is_new = _make(_common_name(run_id)), True
+                data, is_new = make_certificate(_common_name(run_id)), True
                 private_files.replace(file, data)
         return cls._of(data, file, is_new, re.compile(re.escape(f"CN={_common_name(run_id)}")), RESTORE)
 
@@ -83,7 +83,7 @@ class RunIdentity:
             data = private_files.read_given(file)
         except FileNotFoundError:
             try:
-                is_new = private_files.create(file, _earlier(run_id, state) or _make(_COMMON_NAME))
+                is_new = private_files.create(file, _earlier(run_id, state) or make_certificate(_COMMON_NAME))
                 data = private_files.read_given(file)
             except OSError as error:
                 raise StorageError(
@@ -116,7 +116,10 @@ def _earlier(run_id: str, state: Path | None) -> bytes | None:
         return None
 
 
-def _make(common_name: str) -> bytes:
+def make_certificate(
+    common_name: str, not_before: dt.datetime = _NOT_BEFORE, not_after: dt.datetime = _NOT_AFTER
+) -> bytes:
+    """A new key, and a certificate that it signs itself, in one PEM file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
     only_to_sign = x509.KeyUsage(
@@ -136,8 +139,8 @@ def _make(common_name: str) -> bytes:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(_NOT_BEFORE)
-        .not_valid_after(_NOT_AFTER)
+        .not_valid_before(not_before)
+        .not_valid_after(not_after)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(only_to_sign, critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)

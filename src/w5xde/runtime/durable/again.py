@@ -38,8 +38,8 @@ WAIT_SECONDS = 30.0
 LOOK_SECONDS = 0.2
 # The files of a coordinator that was killed before it wrote its first manifest, and so before any node came.
 _LEFT_OVER = re.compile(
-    r"lock|metrics\.jsonl|tickets\.(json|lock)|\.tickets\.json\.new|ledger-\d+\.jsonl|[\w.-]+\.tmp|checkpoints"
-    r"|\.nfs\w+"
+    r"lock|(metrics|trace)\.jsonl|tickets\.(json|lock)|\.tickets\.json\.new|ledger-\d+\.jsonl|[\w.-]+\.tmp"
+    r"|checkpoints|\.nfs\w+"
 )
 # A ledger with such a record is that of a run that trained.
 _LENT = b'"kind":"lend"'

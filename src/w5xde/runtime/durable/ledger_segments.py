@@ -87,7 +87,8 @@ def _decompress(data: bytes) -> bytes:
         raise Damaged(f"it cannot be decompressed: {error}") from error
 
 
-def _read(disk: Disk, name: str) -> bytes:
+def read_segment(disk: Disk, name: str) -> bytes:
+    """Return the lines of a segment, decompressed; raises OSError or Damaged."""
     try:
         data = disk.read(name)
     except FileNotFoundError:
@@ -113,7 +114,7 @@ class Segment:
         self._good_lines = 0
         self.is_torn = False
         try:
-            *self._lines, torn = _read(disk, name).split(b"\n")
+            *self._lines, torn = read_segment(disk, name).split(b"\n")
             self.is_torn = bool(torn)
             if self._lines:
                 head = parse(content_of(self._lines[0]), SegmentHead)

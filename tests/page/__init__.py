@@ -1,0 +1,1 @@
+"""Tests of the page: its guard, its stream, its files, and its process."""
